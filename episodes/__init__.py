@@ -1,0 +1,1 @@
+"""What a rollout is, in memory and on disk: types, the zarr store, import and export."""

@@ -1,0 +1,1 @@
+"""Failure scores, conformal calibration and alarm rules."""

@@ -1,0 +1,1 @@
+"""The policy protocol, the small VLA and its training."""

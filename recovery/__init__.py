@@ -1,0 +1,1 @@
+"""Rewind and the supervisor that acts on alarms."""

@@ -1,0 +1,1 @@
+"""Hindsight relabelling, reward models and diagnosis."""

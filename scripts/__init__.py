@@ -1,0 +1,1 @@
+"""One file a command; the only place that wires the parts together."""

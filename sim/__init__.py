@@ -1,0 +1,1 @@
+"""LIBERO, LIBERO-PRO and robosuite environments, experts, perturbations, evaluation protocols."""
