@@ -1,0 +1,426 @@
+"""The compiled control step: robosuite's OSC_POSE and Panda gripper between ``mj_step1`` and ``mj_step2``.
+
+robosuite 1.4 refreshes the whole simulation (``mj_forward``) twice before each physics substep so
+that its controller sees current kinematics. ``mj_step`` computes the same kinematics in its first
+half, so the controller can sit between the halves: one pass instead of three, the same numbers.
+The whole control step (25 substeps at 20 Hz) is one compiled call that calls MuJoCo's C functions
+directly and holds no interpreter lock.
+
+Equations: Khatib 1987, as in robosuite 1.4 ``controllers/osc.py`` (uncoupled position and
+orientation, fixed impedance, null-space posture task). Inverses are Cholesky solves of the same
+symmetric matrices that robosuite pseudo-inverts; a matrix that is not positive definite falls back
+to the pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import mujoco
+import numba
+import numpy as np
+
+_LIBRARY = next(Path(mujoco.__file__).parent.glob("libmujoco.so*"))
+llvmlite.binding.load_library_permanently(str(_LIBRARY))
+
+_ADDRESS = numba.types.intp
+_mj_step1 = numba.types.ExternalFunction("mj_step1", numba.types.void(_ADDRESS, _ADDRESS))
+_mj_step2 = numba.types.ExternalFunction("mj_step2", numba.types.void(_ADDRESS, _ADDRESS))
+_mj_jac_site = numba.types.ExternalFunction(
+    "mj_jacSite",
+    numba.types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, numba.types.int32),
+)
+
+#: robosuite's null-space posture gain (``control_utils.nullspace_torques``).
+_NULL_KP = 10.0
+
+# Layout of the controller's state vector; all of it is part of a snapshot.
+_GOAL_POS = slice(0, 3)
+_GOAL_ORI = slice(3, 12)
+_GRIPPER = slice(12, 14)
+_REST = slice(14, 21)  # joint posture of the null-space task
+_FRESH = 21  # 1.0: the cache below must be refreshed before use (robosuite's `new_update`)
+_POS = slice(22, 25)
+_ORI = slice(25, 34)
+_VEL = slice(34, 40)
+_Q = slice(40, 47)
+_QD = slice(47, 54)
+_JAC = slice(54, 96)
+_MASS = slice(96, 145)
+STATE_SIZE = 145
+
+
+@numba.njit(cache=True, nogil=True)
+def _cholesky(a: np.ndarray, n: int) -> bool:
+    """Lower Cholesky factor of ``a[:n, :n]`` in place; False when not positive definite."""
+    for i in range(n):
+        for j in range(i + 1):
+            s = a[i, j]
+            for k in range(j):
+                s -= a[i, k] * a[j, k]
+            if i == j:
+                if s <= 0.0:
+                    return False
+                a[i, i] = math.sqrt(s)
+            else:
+                a[i, j] = s / a[j, j]
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _solve(low: np.ndarray, b: np.ndarray, n: int) -> None:
+    """Solve ``L L^T x = b`` in place for the factor of :func:`_cholesky`."""
+    for i in range(n):
+        s = b[i]
+        for k in range(i):
+            s -= low[i, k] * b[k]
+        b[i] = s / low[i, i]
+    for i in range(n - 1, -1, -1):
+        s = b[i]
+        for k in range(i + 1, n):
+            s -= low[k, i] * b[k]
+        b[i] = s / low[i, i]
+
+
+@numba.njit(cache=True, nogil=True)
+def _apply_inverse(matrix: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``pinv(matrix) @ b`` for a symmetric positive semi-definite matrix."""
+    n = b.shape[0]
+    low = matrix.copy()
+    x = b.copy()
+    if _cholesky(low, n):
+        _solve(low, x, n)
+        return x
+    return np.linalg.pinv(matrix) @ b
+
+
+@numba.njit(cache=True, nogil=True)
+def _rotation(delta: np.ndarray) -> np.ndarray:
+    """Rotation matrix of an axis-angle vector, through robosuite's float32 quaternion."""
+    angle = math.sqrt(delta[0] ** 2 + delta[1] ** 2 + delta[2] ** 2)
+    if angle == 0.0:
+        return np.eye(3)
+    q = np.empty(4, np.float32)
+    q[0] = np.float32(math.cos(angle / 2.0))
+    s = math.sin(angle / 2.0)
+    for i in range(3):
+        q[i + 1] = np.float32(delta[i] / angle * s)
+    scale = math.sqrt(2.0 / np.dot(q, q))
+    for i in range(4):
+        q[i] = np.float32(q[i] * scale)
+    out = np.empty((3, 3))
+    one = np.float64(1.0)
+    out[0, 0] = one - q[2] * q[2] - q[3] * q[3]
+    out[0, 1] = q[1] * q[2] - q[3] * q[0]
+    out[0, 2] = q[1] * q[3] + q[2] * q[0]
+    out[1, 0] = q[1] * q[2] + q[3] * q[0]
+    out[1, 1] = one - q[1] * q[1] - q[3] * q[3]
+    out[1, 2] = q[2] * q[3] - q[1] * q[0]
+    out[2, 0] = q[1] * q[3] - q[2] * q[0]
+    out[2, 1] = q[2] * q[3] + q[1] * q[0]
+    out[2, 2] = one - q[1] * q[1] - q[2] * q[2]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _refresh(
+    state,
+    site_xpos,
+    site_xmat,
+    qpos,
+    qvel,
+    q_m,
+    model,
+    data,
+    site,
+    qpos_index,
+    dof_index,
+    madr,
+    parent,
+    jacp,
+    jacr,
+):
+    """Read the arm's kinematics and mass matrix from MuJoCo into the controller's cache."""
+    _mj_jac_site(model, data, jacp.ctypes.data, jacr.ctypes.data, site)
+    nv = qvel.shape[0]
+    state[_POS] = site_xpos[site]
+    state[_ORI] = site_xmat[site]
+    for r in range(3):
+        sp = 0.0
+        sr = 0.0
+        for c in range(nv):
+            sp += jacp[r, c] * qvel[c]
+            sr += jacr[r, c] * qvel[c]
+        state[34 + r] = sp
+        state[37 + r] = sr
+    jac = state[_JAC].reshape(6, 7)
+    mass = state[_MASS].reshape(7, 7)
+    slot = -np.ones(nv, np.int64)
+    for i in range(7):
+        slot[dof_index[i]] = i
+    for i in range(7):
+        state[40 + i] = qpos[qpos_index[i]]
+        state[47 + i] = qvel[dof_index[i]]
+        for r in range(3):
+            jac[r, i] = jacp[r, dof_index[i]]
+            jac[3 + r, i] = jacr[r, dof_index[i]]
+    mass[:, :] = 0.0
+    for i in range(7):
+        adr = madr[dof_index[i]]
+        j = dof_index[i]
+        while j >= 0:
+            if slot[j] >= 0:
+                mass[i, slot[j]] = q_m[adr]
+                mass[slot[j], i] = q_m[adr]
+            adr += 1
+            j = parent[j]
+    state[_FRESH] = 0.0
+
+
+@numba.njit(cache=True, nogil=True)
+def _torques(state, kp, kd):
+    """Operational-space torques [7] without gravity compensation, from the cached kinematics."""
+    ori = state[_ORI].reshape(3, 3)
+    goal = state[_GOAL_ORI].reshape(3, 3)
+    force = np.empty(3)
+    torque = np.empty(3)
+    error = np.zeros(3)
+    for c in range(3):
+        error[0] += ori[1, c] * goal[2, c] - ori[2, c] * goal[1, c]
+        error[1] += ori[2, c] * goal[0, c] - ori[0, c] * goal[2, c]
+        error[2] += ori[0, c] * goal[1, c] - ori[1, c] * goal[0, c]
+    for r in range(3):
+        force[r] = (state[r] - state[22 + r]) * kp[r] - state[34 + r] * kd[r]
+        torque[r] = 0.5 * error[r] * kp[3 + r] - state[37 + r] * kd[3 + r]
+    jac = state[_JAC].reshape(6, 7)
+    mass = state[_MASS].reshape(7, 7)
+    low = mass.copy()
+    if not _cholesky(low, 7):
+        raise ValueError("the arm's mass matrix is not positive definite")
+    minv_jt = np.empty((6, 7))
+    for r in range(6):
+        column = jac[r].copy()
+        _solve(low, column, 7)
+        minv_jt[r] = column
+    lam_inv = jac @ minv_jt.T
+    wrench = np.empty(6)
+    wrench[:3] = _apply_inverse(lam_inv[:3, :3].copy(), force)
+    wrench[3:] = _apply_inverse(lam_inv[3:, 3:].copy(), torque)
+    posture = np.empty(7)
+    kv = 2.0 * math.sqrt(_NULL_KP)
+    for i in range(7):
+        posture[i] = _NULL_KP * (state[14 + i] - state[40 + i]) - kv * state[47 + i]
+    # N^T M v = M v - J^T Lambda J v, with v the posture task's joint acceleration.
+    held = _apply_inverse(lam_inv, jac @ posture)
+    return jac.T @ (wrench - held) + mass @ posture
+
+
+@numba.njit(cache=True, nogil=True)
+def _control_step(
+    action,
+    state,
+    model,
+    data,
+    substeps,
+    qpos,
+    qvel,
+    ctrl,
+    q_m,
+    bias,
+    site_xpos,
+    site_xmat,
+    site,
+    qpos_index,
+    dof_index,
+    arm_ctrl,
+    grip_ctrl,
+    madr,
+    parent,
+    kp,
+    kd,
+    scale,
+    torque_low,
+    torque_high,
+    grip_speed,
+    grip_bias,
+    grip_weight,
+    jacp,
+    jacr,
+):
+    for i in range(substeps):
+        _mj_step1(model, data)
+        if i == 0:
+            if state[_FRESH] == 1.0:
+                _refresh(
+                    state,
+                    site_xpos,
+                    site_xmat,
+                    qpos,
+                    qvel,
+                    q_m,
+                    model,
+                    data,
+                    site,
+                    qpos_index,
+                    dof_index,
+                    madr,
+                    parent,
+                    jacp,
+                    jacr,
+                )
+            delta = np.empty(6)
+            for k in range(6):
+                delta[k] = min(max(action[k], -1.0), 1.0) * scale[k]
+            if delta[3] != 0.0 or delta[4] != 0.0 or delta[5] != 0.0:
+                goal = _rotation(delta[3:]) @ state[_ORI].reshape(3, 3)
+                state[_GOAL_ORI] = goal.ravel()
+            for k in range(3):
+                state[k] = state[22 + k] + delta[k]
+        elif state[_FRESH] == 1.0:
+            _refresh(
+                state,
+                site_xpos,
+                site_xmat,
+                qpos,
+                qvel,
+                q_m,
+                model,
+                data,
+                site,
+                qpos_index,
+                dof_index,
+                madr,
+                parent,
+                jacp,
+                jacr,
+            )
+        tau = _torques(state, kp, kd)
+        state[_FRESH] = 1.0
+        for k in range(7):
+            total = tau[k] + bias[dof_index[k]]
+            ctrl[arm_ctrl[k]] = min(max(total, torque_low[k]), torque_high[k])
+        sign = 0.0
+        if action[6] > 0.0:
+            sign = 1.0
+        elif action[6] < 0.0:
+            sign = -1.0
+        for k in range(2):
+            direction = -1.0 if k == 0 else 1.0
+            value = min(max(state[12 + k] + direction * grip_speed * sign, -1.0), 1.0)
+            state[12 + k] = value
+            ctrl[grip_ctrl[k]] = grip_bias[k] + grip_weight[k] * value
+        _mj_step2(model, data)
+
+
+@dataclass
+class CompiledControl:
+    """One arm's compiled controller, bound to a robosuite robot and its simulation.
+
+    Args:
+        robot: a robosuite 1.4 ``SingleArm`` with an OSC_POSE controller and a Panda gripper, just
+            after a reset.
+        substeps: physics substeps in a control step.
+
+    Raises:
+        ValueError: the controller or gripper is one that this file does not reproduce.
+    """
+
+    robot: Any
+    substeps: int
+    state: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        robot, controller = self.robot, self.robot.controller
+        problem = None
+        if controller.name != "OSC_POSE":
+            problem = f"controller {controller.name!r}; OSC_POSE is needed"
+        elif controller.impedance_mode != "fixed" or not controller.use_delta:
+            problem = "impedance or absolute control; fixed impedance and deltas are needed"
+        elif not controller.uncoupling or controller.interpolator_pos is not None:
+            problem = "coupled or interpolated control; uncoupled, uninterpolated is needed"
+        elif controller.position_limits is not None or controller.orientation_limits is not None:
+            problem = "goal limits; none are supported"
+        elif type(robot.gripper).__name__ != "PandaGripper":
+            problem = f"gripper {type(robot.gripper).__name__!r}; PandaGripper is needed"
+        if problem:
+            raise ValueError(f"CompiledControl cannot reproduce {problem}")
+        model, data = robot.sim.model._model, robot.sim.data._data
+        self._model, self._data = model, data  # keeps the addresses below alive
+        low, high = robot.torque_limits
+        grip = np.asarray(robot._ref_joint_gripper_actuator_indexes, np.int64)
+        ctrl_range = model.actuator_ctrlrange[grip]
+        scale = np.abs(controller.output_max - controller.output_min) / np.abs(
+            controller.input_max - controller.input_min
+        )
+        self.state = np.zeros(STATE_SIZE)
+        self._kinematics = (
+            data.site_xpos,
+            data.site_xmat,
+            data.qpos,
+            data.qvel,
+            data.qM,
+            model._address,
+            data._address,
+            model.site(controller.eef_name).id,
+            np.asarray(controller.qpos_index, np.int64),
+            np.asarray(controller.qvel_index, np.int64),
+            model.dof_Madr.astype(np.int64),
+            model.dof_parentid.astype(np.int64),
+            np.zeros((3, model.nv)),
+            np.zeros((3, model.nv)),
+        )
+        xpos, xmat, qpos, qvel, q_m, m_adr, d_adr, site, q_i, v_i, madr, parent, jp, jr = (
+            self._kinematics
+        )
+        self._arguments = (
+            m_adr,
+            d_adr,
+            self.substeps,
+            qpos,
+            qvel,
+            data.ctrl,
+            q_m,
+            data.qfrc_bias,
+            xpos,
+            xmat,
+            site,
+            q_i,
+            v_i,
+            np.asarray(robot._ref_joint_actuator_indexes, np.int64),
+            grip,
+            madr,
+            parent,
+            np.asarray(controller.kp, float),
+            np.asarray(controller.kd, float),
+            np.asarray(scale, float),
+            np.asarray(low, float),
+            np.asarray(high, float),
+            float(robot.gripper.speed),
+            0.5 * (ctrl_range[:, 1] + ctrl_range[:, 0]),
+            0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0]),
+            jp,
+            jr,
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Start as robosuite does after a reset: goal at the present pose, gripper command 0.
+
+        Call it with the simulation at the reset pose and kinematics current. As in robosuite,
+        the kinematics read here are used once more by the first substep after a state is set
+        from outside (its ``new_update`` flag is still clear), so that step matches stock too.
+        """
+        state = self.state
+        state[:] = 0.0
+        _refresh(state, *self._kinematics)
+        state[_GOAL_POS] = state[_POS]
+        state[_GOAL_ORI] = state[_ORI]
+        state[_REST] = state[_Q]
+
+    def step(self, action: np.ndarray) -> None:
+        """Advance one control step under ``action`` float64 ``[7]``, clipped to [-1, 1]."""
+        _control_step(action, self.state, *self._arguments)
