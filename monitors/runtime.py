@@ -1,0 +1,206 @@
+"""A calibrated monitor: scores and thresholds in, alarms out; saved as JSON and safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from regrasp.episodes.types import Episode, PolicyOutput
+from regrasp.monitors.base import Score, lookup, score_episode
+from regrasp.monitors.conformal import Calibration, calibrate
+from regrasp.monitors.rnd_oe import RndOe
+from regrasp.monitors.tide import Tide
+from safetensors.numpy import load_file, save_file
+
+#: Scores an artifact may name.
+SCORES: dict[str, type[Score]] = {"tide": Tide, "rnd_oe": RndOe}
+
+FORMAT = "regrasp-monitor-1"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the monitor says after one inference.
+
+    Attributes:
+        scores: score name -> value.
+        causes: names of the scores above their threshold.
+    """
+
+    scores: dict[str, float]
+    causes: tuple[str, ...]
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any score is above its threshold."""
+        return bool(self.causes)
+
+
+class Monitor:
+    """Runs scores beside a policy and alarms when one exceeds its threshold.
+
+    Args:
+        scores: the scores, each with a different name.
+        calibration: a threshold for each.
+        policy_hash: of the policy whose rollouts calibrated it.
+        protocol_hash: of the evaluation protocol they ran under.
+        provenance: JSON-serialisable notes on what made it (episodes, seeds, home pose, ...).
+    """
+
+    def __init__(
+        self,
+        scores: Sequence[Score],
+        calibration: Calibration,
+        *,
+        policy_hash: str,
+        protocol_hash: str,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = [score.name for score in scores]
+        if len(set(names)) != len(names) or set(names) != set(calibration.thresholds):
+            raise ValueError(
+                f"Monitor: scores are {names} but thresholds are for "
+                f"{sorted(calibration.thresholds)}; give one threshold a score"
+            )
+        self.scores = tuple(scores)
+        self.calibration = calibration
+        self.policy_hash = policy_hash
+        self.protocol_hash = protocol_hash
+        self.provenance = dict(provenance or {})
+
+    def reset(self) -> None:
+        """Start an episode, or a segment after a rewind: every window is emptied."""
+        for score in self.scores:
+            score.reset()
+
+    def update(self, output: PolicyOutput, executed: np.ndarray) -> Reading:
+        """Score one inference; see :meth:`Score.update` for the arguments."""
+        values = {score.name: score.update(output, executed) for score in self.scores}
+        thresholds = self.calibration.thresholds
+        causes = tuple(name for name, value in values.items() if value > thresholds[name])
+        return Reading(values, causes)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Every score's state, keys prefixed with its name."""
+        return {f"{s.name}/{k}": v for s in self.scores for k, v in s.state().items()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from :meth:`state`."""
+        for score in self.scores:
+            score.load_state(_strip(state, f"{score.name}/"))
+
+    def check(self, *, policy_hash: str, protocol_hash: str) -> None:
+        """Raise ValueError unless calibrated for this policy under this protocol."""
+        for field, mine, theirs in (
+            ("policy_hash", self.policy_hash, policy_hash),
+            ("protocol_hash", self.protocol_hash, protocol_hash),
+        ):
+            if mine != theirs:
+                raise ValueError(
+                    f"Monitor: {field} is {mine!r}, this run has {theirs!r}; its false-alarm rate "
+                    "is promised only for what it was calibrated on. Recalibrate it."
+                )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``monitor.json`` and ``monitor.safetensors``; each replaces the old one whole."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {f"{s.name}/{k}": v for s in self.scores for k, v in s.weights().items()}
+        header = {
+            "format": FORMAT,
+            "scores": [{"name": s.name, "config": s.config()} for s in self.scores],
+            "calibration": self.calibration.to_json(),
+            "policy_hash": self.policy_hash,
+            "protocol_hash": self.protocol_hash,
+            "provenance": self.provenance,
+        }
+        weights = folder / "monitor.safetensors"
+        contiguous = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+        save_file(contiguous, weights.with_suffix(".part"))
+        os.replace(weights.with_suffix(".part"), weights)
+        path = folder / "monitor.json"
+        path.with_suffix(".part").write_text(json.dumps(header, indent=1, allow_nan=False) + "\n")
+        os.replace(path.with_suffix(".part"), path)
+        return path
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        policy_hash: str | None = None,
+        protocol_hash: str | None = None,
+    ) -> Monitor:
+        """Read an artifact; hashes given must be those it was calibrated for (ValueError)."""
+        folder = Path(folder)
+        header = json.loads((folder / "monitor.json").read_text())
+        if header.get("format") != FORMAT:
+            raise ValueError(
+                f"Monitor.load: {folder}/monitor.json has format {header.get('format')!r}, "
+                f"this version reads {FORMAT!r}"
+            )
+        arrays = load_file(folder / "monitor.safetensors")
+        scores = [
+            lookup(SCORES, entry["name"], "Monitor.load: score").build(
+                entry["config"], _strip(arrays, f"{entry['name']}/")
+            )
+            for entry in header["scores"]
+        ]
+        monitor = cls(
+            scores,
+            Calibration.from_json(header["calibration"]),
+            policy_hash=header["policy_hash"],
+            protocol_hash=header["protocol_hash"],
+            provenance=header["provenance"],
+        )
+        monitor.check(
+            policy_hash=monitor.policy_hash if policy_hash is None else policy_hash,
+            protocol_hash=monitor.protocol_hash if protocol_hash is None else protocol_hash,
+        )
+        return monitor
+
+
+def calibrate_monitor(
+    scores: Sequence[Score],
+    episodes: Sequence[Episode],
+    alpha: float,
+    *,
+    combine: str = "bonferroni",
+    scales: Mapping[str, float] | None = None,
+    segments: int = 1,
+    provenance: Mapping[str, Any] | None = None,
+) -> Monitor:
+    """A monitor from calibration episodes; those that failed are left out.
+
+    Episodes of different policies or protocols raise ValueError: they are not exchangeable.
+    """
+    successes = [e for e in episodes if e.header.success and len(e.chunks.get("step", ()))]
+    if not successes:
+        raise ValueError(
+            f"calibrate_monitor: none of {len(episodes)} episodes succeeded with recorded chunks"
+        )
+    for field in ("policy_hash", "protocol_hash"):
+        found = sorted({getattr(e.header, field) for e in successes})
+        if len(found) > 1:
+            raise ValueError(f"calibrate_monitor: episodes of several {field}: {found}")
+    maxima = {
+        score.name: np.array([score_episode(score, e).max() for e in successes]) for score in scores
+    }
+    for score in scores:
+        score.reset()
+    return Monitor(
+        scores,
+        calibrate(maxima, alpha, combine=combine, scales=scales, segments=segments),
+        policy_hash=successes[0].header.policy_hash,
+        protocol_hash=successes[0].header.protocol_hash,
+        provenance=provenance,
+    )
+
+
+def _strip(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
