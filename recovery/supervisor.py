@@ -65,8 +65,8 @@ class Supervisor:
         policy: the policy.
         monitor: its calibrated monitor, or None to run without scores.
         config: how.
-        verify: called before each action of the policy; a label where the present pose is safe to be sent
-            back to (hand empty, object at rest, ...), else None.
+        verify: called before each action of the policy; a label where the present pose is safe to
+            be sent back to (hand empty, object at rest, ...), else None.
         record: called before each action; more rows for ``Episode.steps``.
     """
 
