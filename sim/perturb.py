@@ -1,0 +1,447 @@
+"""Perturbations that make a policy fail: seeded, composable, recorded, undone at reset.
+
+A perturbation is a frozen dataclass; :class:`PerturbedEnv` wraps an environment and applies any
+number of them between control steps, on the raw MuJoCo model and data. Each waits for its trigger
+(a step, the hand near the object, the object lifted), acts for a number of control steps and is
+then over. What happened and when is in :attr:`PerturbedEnv.events`, for the episode's header.
+
+The randomness of perturbation i of an episode comes from ``SeedSequence([seed, i])`` and nothing
+else: not from how often the environment was rendered, nor from what the policy did.
+
+Positions are metres in the world frame, velocities metres a second.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import mujoco
+import numpy as np
+
+
+@dataclass(frozen=True)
+class AtStep:
+    """From control step ``step`` on (0: before the first action)."""
+
+    kind: ClassVar[str] = "at_step"
+    step: int = 0
+
+    def fires(self, scene: Scene) -> bool:
+        """Whether the moment has come."""
+        return scene.step >= self.step
+
+
+@dataclass(frozen=True)
+class NearObject:
+    """Once the hand is within ``distance`` of the target object's centre, and above it."""
+
+    kind: ClassVar[str] = "near_object"
+    distance: float = 0.12
+
+    def fires(self, scene: Scene) -> bool:
+        """Whether the moment has come."""
+        return bool(np.linalg.norm(scene.hand() - scene.position()) < self.distance)
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """Once the target object is ``height`` above where it rested at reset."""
+
+    kind: ClassVar[str] = "lifted"
+    height: float = 0.04
+
+    def fires(self, scene: Scene) -> bool:
+        """Whether the moment has come."""
+        return bool(scene.position()[2] > scene.rest[2] + self.height)
+
+
+Trigger = AtStep | NearObject | Lifted
+TRIGGERS: dict[str, type] = {t.kind: t for t in (AtStep, NearObject, Lifted)}
+
+
+class Scene:
+    """The wrapped environment as a perturbation sees it."""
+
+    def __init__(self, env: Any, target: str | None) -> None:
+        self.env = env
+        self.step = 0
+        self.target = target
+        self._address: tuple[int, int, int] | None = None
+        self.rest = self.position().copy() if target else np.zeros(3)
+
+    def position(self) -> np.ndarray:
+        """Centre of the target object ``[3]``."""
+        return self.env.data.xpos[self._free_joint()[0]]
+
+    def hand(self) -> np.ndarray:
+        """Grip site position ``[3]``."""
+        return self.env.eef_pose()[0]
+
+    def push(self, velocity: np.ndarray) -> None:
+        """Set the target's linear velocity in the plane; it keeps upright and on the table."""
+        dof = self._free_joint()[2]
+        self.env.data.qvel[dof : dof + 2] = velocity[:2]
+        self.env.data.qvel[dof + 3 : dof + 6] = 0.0
+
+    def _free_joint(self) -> tuple[int, int, int]:
+        """Body id, first qpos and first dof of the target's free joint."""
+        if self._address is None:
+            if self.target is None:
+                raise ValueError("perturb: this task has no movable object of interest")
+            model = self.env.model
+            body = model.body(self.env.problem.objects_dict[self.target].root_body).id
+            joint = model.body_jntadr[body]
+            if joint < 0 or model.jnt_type[joint] != mujoco.mjtJoint.mjJNT_FREE:
+                raise ValueError(f"perturb: target {self.target!r} is not a free object")
+            self._address = (body, int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]))
+        return self._address
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Base: waits for ``when``, then acts on ``steps`` successive control steps."""
+
+    kind: ClassVar[str]
+    when: Trigger = field(default_factory=AtStep)
+    steps: int = 0
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The random choices, JSON-serialisable, made once before the episode starts."""
+        return {}
+
+    def begin(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
+        """Called once, when it triggers."""
+
+    def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
+        """Called before control step i of its ``steps``; returns the action really executed."""
+        return action
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable; :func:`from_json` inverts it."""
+        data = asdict(self)
+        data["when"] = {"kind": self.when.kind, **data["when"]}
+        return {"kind": self.kind, **data}
+
+
+@dataclass(frozen=True)
+class Nudge(Perturbation):
+    """The target object is shoved ``distance`` metres over the table in a random direction."""
+
+    kind: ClassVar[str] = "nudge"
+    when: Trigger = field(default_factory=NearObject)
+    steps: int = 4
+    distance: float = 0.07
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Direction in the table plane, radians."""
+        return {"direction": float(rng.uniform(-np.pi, np.pi))}
+
+    def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
+        """Give the object the velocity that covers the distance in the steps, friction aside."""
+        speed = self.distance / (self.steps * CONTROL_SECONDS)
+        angle = drawn["direction"]
+        scene.push(speed * np.array([np.cos(angle), np.sin(angle)]))
+        return action
+
+
+@dataclass(frozen=True)
+class Slip(Perturbation):
+    """The gripper opens for ``steps`` control steps while it carries, whatever the policy says.
+
+    The object falls; ``shove`` (metres a second, random direction) keeps it from falling straight
+    back between the fingers.
+    """
+
+    kind: ClassVar[str] = "slip"
+    when: Trigger = field(default_factory=Lifted)
+    steps: int = 6
+    shove: float = 0.15
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Direction of the shove in the table plane, radians."""
+        return {"direction": float(rng.uniform(-np.pi, np.pi))}
+
+    def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
+        """Open the hand; shove once the fingers have let go."""
+        if i == self.steps // 2:
+            angle = drawn["direction"]
+            scene.push(self.shove * np.array([np.cos(angle), np.sin(angle)]))
+        action = action.copy()
+        action[6] = -1.0
+        return action
+
+
+@dataclass(frozen=True)
+class ActionNoise(Perturbation):
+    """A burst that throws the arm off: one random direction held, plus white noise.
+
+    Attributes:
+        bias: size of the held direction, in action units (1.0 is 5 cm a control step).
+        noise: standard deviation of the white part, in action units.
+    """
+
+    kind: ClassVar[str] = "action_noise"
+    when: Trigger = field(default_factory=NearObject)
+    steps: int = 8
+    bias: float = 0.8
+    noise: float = 0.3
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The bias and each step's noise, ``[steps, 6]`` in all."""
+        direction = rng.normal(size=3)
+        direction[2] = abs(direction[2])  # not into the table
+        burst = self.noise * rng.normal(size=(self.steps, 6))
+        burst[:, :3] += self.bias * direction / np.linalg.norm(direction)
+        return {"burst": burst.round(6).tolist()}
+
+    def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
+        """Add the burst, within the action's limits."""
+        action = action.copy()
+        action[:6] = np.clip(action[:6] + np.asarray(drawn["burst"][i]), -1.0, 1.0)
+        return action
+
+
+@dataclass(frozen=True)
+class InitialPose(Perturbation):
+    """The arm starts elsewhere: driven ``steps`` control steps in a random direction first.
+
+    It happens inside ``reset``, through actions, so that the pose is one the arm can really be
+    left in. The steps count against the horizon.
+
+    Attributes:
+        size: action units a step in the drawn direction.
+        turn: radians-worth of action units a step about a drawn axis.
+    """
+
+    kind: ClassVar[str] = "initial_pose"
+    steps: int = 10
+    size: float = 0.5
+    turn: float = 0.1
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """The action, ``[7]``."""
+        direction, axis = rng.normal(size=3), rng.normal(size=3)
+        direction[2] = -abs(direction[2]) * 0.5  # sideways and down: up is soon out of reach
+        action = np.concatenate(
+            [
+                self.size * direction / np.linalg.norm(direction),
+                self.turn * axis / np.linalg.norm(axis),
+                [-1.0],
+            ]
+        )
+        return {"action": action.round(6).tolist()}
+
+
+@dataclass(frozen=True)
+class CameraShift(Perturbation):
+    """A camera is knocked: moved and turned by a random amount, for the rest of the episode.
+
+    Attributes:
+        camera: name in the MuJoCo model.
+        distance: metres.
+        angle: radians.
+    """
+
+    kind: ClassVar[str] = "camera_shift"
+    camera: str = "agentview"
+    distance: float = 0.08
+    angle: float = 0.1
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Offset ``[3]`` and axis-angle ``[3]``."""
+        offset, axis = rng.normal(size=3), rng.normal(size=3)
+        return {
+            "offset": (self.distance * offset / np.linalg.norm(offset)).tolist(),
+            "turn": (self.angle * axis / np.linalg.norm(axis)).tolist(),
+        }
+
+    def begin(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
+        """Move the camera in the model; the wrapper puts it back at the next reset."""
+        model = scene.env.model
+        camera = model.camera(self.camera).id
+        model.cam_pos[camera] += drawn["offset"]
+        turn, axis = np.zeros(4), np.asarray(drawn["turn"])
+        mujoco.mju_axisAngle2Quat(turn, axis / np.linalg.norm(axis), float(np.linalg.norm(axis)))
+        turned = np.zeros(4)
+        mujoco.mju_mulQuat(turned, turn, model.cam_quat[camera])
+        model.cam_quat[camera] = turned
+        # The camera's world pose, which a renderer reads, is otherwise renewed a step later.
+        mujoco.mj_camlight(model, scene.env.data)
+
+
+PERTURBATIONS: dict[str, type[Perturbation]] = {
+    p.kind: p for p in (Nudge, Slip, ActionNoise, InitialPose, CameraShift)
+}
+
+#: Seconds in a control step (20 Hz, as LIBERO).
+CONTROL_SECONDS = 0.05
+
+
+def from_json(data: Mapping[str, Any]) -> Perturbation:
+    """Rebuild a perturbation from :meth:`Perturbation.to_json`."""
+    fields = dict(data)
+    kind = _lookup(PERTURBATIONS, fields.pop("kind"), "perturbation")
+    when = dict(fields.pop("when"))
+    trigger = _lookup(TRIGGERS, when.pop("kind"), "trigger")
+    return kind(when=trigger(**when), **fields)
+
+
+def _lookup(registry: Mapping[str, Any], key: str, what: str) -> Any:
+    if key not in registry:
+        near = difflib.get_close_matches(key, registry, n=3, cutoff=0.4)
+        raise KeyError(
+            f"{what} {key!r} is unknown; did you mean {' or '.join(near) or 'none near'}? "
+            f"There are {', '.join(sorted(registry))}."
+        )
+    return registry[key]
+
+
+class PerturbedEnv:
+    """An environment with perturbations; everything else is passed through.
+
+    Args:
+        env: a LIBERO environment (``regrasp.sim.make_env``).
+        perturbations: in the order they are applied within a control step.
+        seed: of the perturbations.
+
+    Attributes:
+        events: what has been applied: ``{"kind", "step", "end", "params", "drawn"}`` each.
+    """
+
+    def __init__(self, env: Any, perturbations: Sequence[Perturbation] = (), seed: int = 0) -> None:
+        self.env = env
+        self.perturbations = tuple(perturbations)
+        self.seed = seed
+        self.events: list[dict[str, Any]] = []
+        self._undo: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment, the model and the perturbations; Gymnasium's ``(obs, info)``.
+
+        An ``initial_pose`` perturbation moves the arm here.
+        """
+        self._restore_model()
+        out = self.env.reset(seed=seed, options=options)
+        model = self.env.model
+        self._undo = (model.cam_pos.copy(), model.cam_quat.copy())
+        self.events = []
+        self._drawn = [
+            p.draw(np.random.default_rng(np.random.SeedSequence([self.seed, i])))
+            for i, p in enumerate(self.perturbations)
+        ]
+        self._done = [0] * len(self.perturbations)
+        self._begun: list[int | None] = [None] * len(self.perturbations)
+        interest = self.env.problem.parsed_problem["obj_of_interest"]
+        movable = [name for name in interest if name in self.env.problem.objects_dict]
+        self.scene = Scene(self.env, movable[0] if movable else None)
+        moved = False
+        for i, perturbation in enumerate(self.perturbations):
+            if isinstance(perturbation, InitialPose):
+                self._begin(i)
+                action = np.asarray(self._drawn[i]["action"], dtype=np.float32)
+                self.env.step_chunk(np.tile(action, (perturbation.steps, 1)), render="none")
+                self._end(i, perturbation.steps)
+                moved = True
+        if not moved:
+            return out
+        render = (options or {}).get("render", True)
+        return self.env.observe(render=render), out[1]
+
+    def step(self, action: np.ndarray) -> Any:
+        """One control step under the perturbations; Gymnasium's five results."""
+        return self.env.step(self._before(np.asarray(action, dtype=np.float32)))
+
+    def step_chunk(self, actions: np.ndarray, render: str = "last") -> Any:
+        """As the environment's, with the perturbations applied before every control step.
+
+        A chunk of one step at a time gives what a whole chunk gives.
+        """
+        actions = np.asarray(actions, dtype=np.float32)
+        if len(actions) == 1:
+            return self.env.step_chunk(self._before(actions[0])[None], render=render)
+        parts = []
+        for i, action in enumerate(actions):
+            last = render == "last" and i == len(actions) - 1
+            each = render if render != "last" else ("last" if last else "none")
+            parts.append(self.step_chunk(action[None], each))
+            if parts[-1].terminated or parts[-1].truncated:
+                break
+        return _join(parts)
+
+    def close(self) -> None:
+        """Undo changes to the model and close the environment."""
+        self._restore_model()
+        self.env.close()
+
+    def snapshot(self) -> Any:
+        """The environment's snapshot with the perturbations' own progress."""
+        own = (self.scene.step, list(self._done), list(self._begun), copy.deepcopy(self.events))
+        model = self.env.model
+        return self.env.snapshot(), own, (model.cam_pos.copy(), model.cam_quat.copy())
+
+    def restore(self, snapshot: Any) -> None:
+        """Continue from :meth:`snapshot`."""
+        inner, (step, done, begun, events), cameras = snapshot
+        self.env.model.cam_pos[:], self.env.model.cam_quat[:] = cameras
+        self.env.restore(inner)
+        self.scene.step = step
+        self._done, self._begun = list(done), list(begun)
+        self.events = copy.deepcopy(events)
+
+    def _before(self, action: np.ndarray) -> np.ndarray:
+        """Apply what is due before this control step; the action really executed."""
+        for i, perturbation in enumerate(self.perturbations):
+            if self._begun[i] is None and perturbation.when.fires(self.scene):
+                self._begin(i)
+            if self._begun[i] is not None and self._done[i] < perturbation.steps:
+                action = perturbation.act(self.scene, action, self._drawn[i], self._done[i])
+                self._end(i, self._done[i] + 1)
+        self.scene.step += 1
+        return action
+
+    def _begin(self, i: int) -> None:
+        self._begun[i] = len(self.events)
+        perturbation = self.perturbations[i]
+        self.events.append(
+            {
+                "kind": perturbation.kind,
+                "step": self.scene.step,
+                "end": self.scene.step,
+                "params": perturbation.to_json(),
+                "drawn": self._drawn[i],
+            }
+        )
+        perturbation.begin(self.scene, self._drawn[i])
+
+    def _end(self, i: int, done: int) -> None:
+        self._done[i] = done
+        begun = self._begun[i]
+        assert begun is not None
+        self.events[begun]["end"] = self.scene.step
+
+    def _restore_model(self) -> None:
+        if self._undo is not None:
+            self.env.model.cam_pos[:], self.env.model.cam_quat[:] = self._undo
+            self._undo = None
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """One chunk result from those of its steps."""
+    first = copy.copy(parts[0])
+    last = parts[-1]
+    values = {
+        "observations": [o for part in parts for o in part.observations],
+        "states": np.concatenate([part.states for part in parts]),
+        "rewards": np.concatenate([part.rewards for part in parts]),
+        "terminated": last.terminated,
+        "truncated": last.truncated,
+        "executed": sum(part.executed for part in parts),
+    }
+    return type(first)(**values)
