@@ -1,0 +1,1 @@
+"""Scripted experts that solve LIBERO tasks from privileged state through ordinary actions."""
