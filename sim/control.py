@@ -34,6 +34,10 @@ _mj_jac_site = numba.types.ExternalFunction(
     "mj_jacSite",
     numba.types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, numba.types.int32),
 )
+_mj_get_state = numba.types.ExternalFunction(
+    "mj_getState", numba.types.void(_ADDRESS, _ADDRESS, _ADDRESS, numba.types.uint32)
+)
+_INTEGRATION = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 #: robosuite's null-space posture gain (``control_utils.nullspace_torques``).
 _NULL_KP = 10.0
@@ -250,8 +254,11 @@ def _control_step(
     grip_weight,
     jacp,
     jacr,
+    before,
 ):
     for i in range(substeps):
+        if i == substeps - 1:
+            _mj_get_state(model, data, before.ctypes.data, _INTEGRATION)
         _mj_step1(model, data)
         if i == 0:
             if state[_FRESH] == 1.0:
@@ -327,11 +334,18 @@ class CompiledControl:
 
     Raises:
         ValueError: the controller or gripper is one that this file does not reproduce.
+
+    Attributes:
+        state: everything the controller remembers, float64 ``[STATE_SIZE]``.
+        before: MuJoCo's integration state at the start of the last substep. As in stock, the
+            kinematics left after a step (and so contacts, success and pictures) are of that
+            moment; whoever restores a state replays one substep from here to get them back.
     """
 
     robot: Any
     substeps: int
     state: np.ndarray = field(init=False)
+    before: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         robot, controller = self.robot, self.robot.controller
@@ -357,6 +371,7 @@ class CompiledControl:
             controller.input_max - controller.input_min
         )
         self.state = np.zeros(STATE_SIZE)
+        self.before = np.zeros(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
         self._kinematics = (
             data.site_xpos,
             data.site_xmat,
@@ -404,6 +419,7 @@ class CompiledControl:
             0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0]),
             jp,
             jr,
+            self.before,
         )
         self.reset()
 

@@ -1,0 +1,120 @@
+"""Offscreen pictures of a MuJoCo simulation, stock or light.
+
+``full`` is the picture that robosuite draws: shadows, reflections, multisampling. ``lite`` leaves
+those out; with the reduced meshes of :mod:`regrasp.sim.lite` a 128-pixel frame costs milliseconds
+on a processor.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import mujoco
+import numpy as np
+
+RenderMode = Literal["lite", "full"]
+
+# Dozens of processes draw at once in data collection; one renderer thread each wins over contention.
+os.environ.setdefault("LP_NUM_THREADS", "1")
+
+
+class Renderer:
+    """Draws the cameras of one model; owns its OpenGL context and frees it once.
+
+    Built lazily by its owner in the process that draws, never before a fork: a context does not
+    survive one.
+
+    Args:
+        model: the model to draw.
+        cameras: MuJoCo camera name -> (height, width) in pixels.
+        mode: ``lite`` or ``full``.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, cameras: Mapping[str, tuple[int, int]], mode: RenderMode
+    ) -> None:
+        if mode not in ("lite", "full"):
+            raise ValueError(f"Renderer: mode is {mode!r}; it must be 'lite' or 'full'")
+        self._cameras = {name: (model.camera(name).id, size) for name, size in cameras.items()}
+        height = max(size[0] for size in cameras.values())
+        width = max(size[1] for size in cameras.values())
+        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+        if mode == "lite":
+            model.vis.quality.offsamples = 0
+            model.vis.quality.shadowsize = 0
+            model.vis.global_.offheight, model.vis.global_.offwidth = height, width
+        self._model = model
+        self._gl: Any = _make_gl_context(width, height)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._scene = mujoco.MjvScene(model, maxgeom=1000)
+        if mode == "lite":
+            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+                self._scene.flags[flag] = 0
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[0] = 0  # robosuite's collision geoms
+        self._option.geomgroup[1] = 1
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._perturb = mujoco.MjvPerturb()
+        # At exit EGL's own finalisers run in any order; free the context while it is whole.
+        self._finalizer = weakref.finalize(self, _free, self._gl, self._context)
+
+    def render(self, data: mujoco.MjData) -> dict[str, np.ndarray]:
+        """Camera name -> uint8 ``[H, W, 3]``, in OpenGL's row order (bottom row first)."""
+        if not self._finalizer.alive:
+            raise RuntimeError("Renderer.render: this renderer is closed")
+        self._gl.make_current()
+        pictures = {}
+        for name, (camera, (height, width)) in self._cameras.items():
+            self._camera.fixedcamid = camera
+            mujoco.mjv_updateScene(
+                self._model,
+                data,
+                self._option,
+                self._perturb,
+                self._camera,
+                mujoco.mjtCatBit.mjCAT_ALL,
+                self._scene,
+            )
+            view = mujoco.MjrRect(0, 0, width, height)
+            mujoco.mjr_render(view, self._scene, self._context)
+            picture = np.empty((height, width, 3), np.uint8)
+            mujoco.mjr_readPixels(picture, None, view, self._context)
+            pictures[name] = picture
+        return pictures
+
+    def close(self) -> None:
+        """Free the context; safe to call twice."""
+        self._finalizer()
+
+
+def _free(gl: Any, context: mujoco.MjrContext) -> None:
+    gl.make_current()
+    context.free()
+    gl.free()
+
+
+def rotate_180(picture: np.ndarray) -> np.ndarray:
+    """Rotate ``[..., H, W, C]`` by 180 degrees; its own inverse.
+
+    Every published LIBERO policy sees ``image[::-1, ::-1]`` of robosuite's OpenGL-ordered picture.
+    """
+    return picture[..., ::-1, ::-1, :]
+
+
+def _make_gl_context(width: int, height: int) -> Any:
+    """MUJOCO_GL's context: ``egl`` (default on Linux without a display) or ``osmesa``."""
+    backend = os.environ.get("MUJOCO_GL", "egl")
+    if backend == "egl":
+        from mujoco.egl import GLContext
+    elif backend == "osmesa":
+        from mujoco.osmesa import GLContext
+    else:
+        raise ValueError(f"MUJOCO_GL is {backend!r}; 'egl' or 'osmesa' is needed")
+    return GLContext(width, height)

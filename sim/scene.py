@@ -1,0 +1,159 @@
+"""A LIBERO problem without its slow parts: built once, reset by state, contacts checked in arrays.
+
+LIBERO rebuilds the whole model at every reset. What a rebuild changes, once an initial state is
+set, is only where the samplers put the fixtures; :meth:`Scene.place_fixtures` replays those
+draws, so that the k-th trial after ``env.seed(s)`` has the fixtures that stock LIBERO would give it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from regrasp.sim.lite import LiteConfig, reduce_scene
+from regrasp.sim.render import RenderMode
+from regrasp.sim.tasks import LiberoTask
+
+#: robosuite draws placements by rejection; a scene that fails this often is at fault.
+_MAX_PLACEMENT_TRIES = 100
+
+
+class Scene:
+    """The robosuite environment of one task, its model, and its fixture placements.
+
+    Attributes:
+        problem: LIBERO's own environment object, used for its model, predicates and samplers.
+        model, data: MuJoCo's structures, shared with ``problem.sim``.
+    """
+
+    def __init__(
+        self, task: LiberoTask, mode: RenderMode = "lite", lite: LiteConfig | None = None
+    ) -> None:
+        self.problem = _build(task, mode, lite)
+        self.model: mujoco.MjModel = self.problem.sim.model._model
+        self.data: mujoco.MjData = self.problem.sim.data._data
+        self._home = (self.model.body_pos.copy(), self.model.body_quat.copy())
+        self._samplers = list(self.problem.object_property_initializers)
+        self._placements: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.problem.hard_reset = False
+        self.problem.reset()
+        self.reset_qpos = self.data.qpos.copy()
+
+    def place_fixtures(self, seed: int, trial: int) -> None:
+        """Put the fixtures where stock LIBERO has them in trial ``trial`` after ``seed(seed)``."""
+        drawn = self._placements.setdefault(seed, [])
+        if len(drawn) <= trial:
+            drawn[:] = self._draw(seed, trial + 1)
+        self.model.body_pos[:], self.model.body_quat[:] = drawn[trial]
+
+    def _draw(self, seed: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The first ``count`` fixture placements of LIBERO's global random stream."""
+        from robosuite.utils.errors import RandomizationError
+
+        outside = np.random.get_state()  # noqa: NPY002 - robosuite draws from the global stream
+        np.random.seed(seed)  # noqa: NPY002
+        drawn: list[tuple[np.ndarray, np.ndarray]] = []
+        rebuilds = 1
+        try:
+            for _ in range(count + _MAX_PLACEMENT_TRIES):
+                rebuilds += 1
+                # Stock LIBERO appends its joint samplers anew at every rebuild and draws them all.
+                self.problem.object_property_initializers = self._samplers * rebuilds
+                self.model.body_pos[:], self.model.body_quat[:] = self._home
+                try:
+                    self.problem.reset()
+                except RandomizationError:
+                    continue
+                drawn.append((self.model.body_pos.copy(), self.model.body_quat.copy()))
+                if len(drawn) == count:
+                    return drawn
+        finally:
+            np.random.set_state(outside)  # noqa: NPY002
+            self.problem.object_property_initializers = self._samplers
+        raise RuntimeError(
+            f"{self.problem.bddl_file_name}: no valid object placement in "
+            f"{_MAX_PLACEMENT_TRIES} extra tries with seed {seed}"
+        )
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Set a flattened ``[1 + nq + nv]`` state on freshly reset data, kinematics current.
+
+        Raises:
+            ValueError: the state's length is not the model's.
+        """
+        nq, nv = self.model.nq, self.model.nv
+        if state.shape != (1 + nq + nv,):
+            raise ValueError(
+                f"initial state has shape {state.shape}; this scene needs ({1 + nq + nv},)"
+            )
+        self.data.time = state[0]
+        self.data.qpos[:] = state[1 : 1 + nq]
+        self.data.qvel[:] = state[1 + nq :]
+        mujoco.mj_forward(self.model, self.data)
+
+
+def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
+    """LIBERO's problem object for a task, without its own renderer and camera observations."""
+    import robosuite
+    from libero.libero.envs import TASK_MAPPING
+    from libero.libero.envs.bddl_utils import get_problem_info
+    from robosuite.utils.binding_utils import MjSim
+
+    base = TASK_MAPPING[get_problem_info(str(task.bddl))["problem_name"]]
+
+    def _initialize_sim(self: Any, xml_string: str | None = None) -> None:
+        xml = xml_string or self.model.get_xml()
+        self.sim = MjSim.from_xml_string(reduce_scene(xml, lite) if mode == "lite" else xml)
+        self.sim.forward()
+        self.initialize_time(self.control_freq)
+
+    def check_contact(self: Any, geoms_1: Any, geoms_2: Any = None) -> bool:
+        pairs = self.sim.data._data.contact.geom
+        if not len(pairs):
+            return False
+        first = _geom_mask(self, geoms_1)[pairs]
+        if geoms_2 is None:
+            return bool(first.any())
+        second = _geom_mask(self, geoms_2)[pairs]
+        return bool(((first[:, 0] & second[:, 1]) | (first[:, 1] & second[:, 0])).any())
+
+    # The class keeps its name: LIBERO checks it against the problem file.
+    fast = type(
+        base.__name__,
+        (base,),
+        {
+            "_initialize_sim": _initialize_sim,
+            "check_contact": check_contact,
+            "__module__": __name__,
+        },
+    )
+    return fast(
+        str(task.bddl),
+        robots=["Panda"],
+        controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+        gripper_types="default",
+        initialization_noise=None,
+        use_camera_obs=False,
+        has_offscreen_renderer=False,
+        control_freq=20,
+        ignore_done=True,
+        hard_reset=True,
+        camera_names=["agentview", "robot0_eye_in_hand"],
+    )
+
+
+def _geom_mask(problem: Any, geoms: Any) -> np.ndarray:
+    """Boolean ``[ngeom]`` of a geom name, a list of them, or a robosuite model's contact geoms."""
+    names = (geoms,) if isinstance(geoms, str) else tuple(getattr(geoms, "contact_geoms", geoms))
+    cache = problem.__dict__.setdefault("_geom_masks", {})
+    if names not in cache:
+        model = problem.sim.model._model
+        mask = np.zeros(model.ngeom, bool)
+        for name in names:
+            index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, name)
+            if index >= 0:
+                mask[index] = True
+        cache[names] = mask
+    return cache[names]
