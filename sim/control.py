@@ -1,4 +1,4 @@
-"""The compiled control step: robosuite's OSC_POSE and Panda gripper between ``mj_step1`` and ``mj_step2``.
+"""The compiled control step: robosuite's OSC_POSE and gripper between MuJoCo's half steps.
 
 robosuite 1.4 refreshes the whole simulation (``mj_forward``) twice before each physics substep so
 that its controller sees current kinematics. ``mj_step`` computes the same kinematics in its first

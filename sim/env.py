@@ -1,4 +1,4 @@
-"""LIBERO tasks as Gymnasium environments: fast control steps, pictures on demand, exact snapshots."""
+"""LIBERO tasks as Gymnasium environments: fast steps, pictures on demand, exact snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Literal
 import gymnasium
 import mujoco
 import numpy as np
-
 from regrasp.episodes.types import LIBERO_ACTION, LIBERO_STATE, Observation
 from regrasp.sim.control import CompiledControl
 from regrasp.sim.lite import LiteConfig

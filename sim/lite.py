@@ -124,9 +124,7 @@ def simplify(mesh: Mesh, max_faces: int) -> Mesh:
 
     welded, index = np.unique(mesh.vertices.round(9), axis=0, return_inverse=True)
     faces = index.reshape(-1)[mesh.faces]
-    real = (
-        (faces[:, 0] != faces[:, 1]) & (faces[:, 1] != faces[:, 2]) & (faces[:, 0] != faces[:, 2])
-    )
+    real = (np.diff(np.sort(faces, axis=1), axis=1) > 0).all(axis=1)
     points, triangles = fast_simplification.simplify(
         welded.astype(np.float32),
         faces[real].astype(np.int32),
@@ -224,7 +222,8 @@ def _decode_obj(text: str) -> Mesh:
         elif word[0] == "vn":
             normals.append([float(x) for x in word[1:4]])
         elif word[0] == "f":
-            ring = [[int(x) if x else 0 for x in (w.split("/") + ["", ""])[:3]] for w in word[1:]]
+            split = [[*w.split("/"), "", ""][:3] for w in word[1:]]
+            ring = [[int(x) if x else 0 for x in parts] for parts in split]
             corners.extend([ring[0], ring[k], ring[k + 1]] for k in range(1, len(ring) - 1))
     index = np.array(corners, np.int64).reshape(-1, 3, 3)
     sizes = np.array([len(vertices), len(uvs), len(normals)])

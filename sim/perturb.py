@@ -82,10 +82,18 @@ class Scene:
         return self.env.eef_pose()[0]
 
     def push(self, velocity: np.ndarray) -> None:
-        """Set the target's linear velocity in the plane; it keeps upright and on the table."""
+        """Set the target's velocity in the plane, and stop its turning."""
         dof = self._free_joint()[2]
         self.env.data.qvel[dof : dof + 2] = velocity[:2]
         self.env.data.qvel[dof + 3 : dof + 6] = 0.0
+        self.env.edited()
+
+    def slide(self, offset: np.ndarray) -> None:
+        """Move the target by ``offset`` metres in the plane, at rest: it cannot topple."""
+        _, address, dof = self._free_joint()
+        self.env.data.qpos[address : address + 2] += offset[:2]
+        self.env.data.qvel[dof : dof + 6] = 0.0
+        self.env.edited()
 
     def _free_joint(self) -> tuple[int, int, int]:
         """Body id, first qpos and first dof of the target's free joint."""
@@ -129,11 +137,14 @@ class Perturbation:
 
 @dataclass(frozen=True)
 class Nudge(Perturbation):
-    """The target object is shoved ``distance`` metres over the table in a random direction."""
+    """The target object slides ``distance`` metres over the table in a random direction.
+
+    It is moved a little each control step: a tall bottle pushed by a velocity topples instead.
+    """
 
     kind: ClassVar[str] = "nudge"
     when: Trigger = field(default_factory=NearObject)
-    steps: int = 4
+    steps: int = 10
     distance: float = 0.07
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -141,10 +152,9 @@ class Nudge(Perturbation):
         return {"direction": float(rng.uniform(-np.pi, np.pi))}
 
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
-        """Give the object the velocity that covers the distance in the steps, friction aside."""
-        speed = self.distance / (self.steps * CONTROL_SECONDS)
+        """Slide the object by its share of the distance."""
         angle = drawn["direction"]
-        scene.push(speed * np.array([np.cos(angle), np.sin(angle)]))
+        scene.slide(self.distance / self.steps * np.array([np.cos(angle), np.sin(angle)]))
         return action
 
 
@@ -152,14 +162,14 @@ class Nudge(Perturbation):
 class Slip(Perturbation):
     """The gripper opens for ``steps`` control steps while it carries, whatever the policy says.
 
-    The object falls; ``shove`` (metres a second, random direction) keeps it from falling straight
-    back between the fingers.
+    LIBERO's gripper needs about eight to let go. The object falls; ``shove`` (metres a second,
+    random direction) makes it land elsewhere than straight below.
     """
 
     kind: ClassVar[str] = "slip"
     when: Trigger = field(default_factory=Lifted)
-    steps: int = 6
-    shove: float = 0.15
+    steps: int = 12
+    shove: float = 0.3
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """Direction of the shove in the table plane, radians."""
@@ -167,7 +177,7 @@ class Slip(Perturbation):
 
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
         """Open the hand; shove once the fingers have let go."""
-        if i == self.steps // 2:
+        if i == self.steps * 3 // 4:
             angle = drawn["direction"]
             scene.push(self.shove * np.array([np.cos(angle), np.sin(angle)]))
         action = action.copy()
@@ -218,9 +228,9 @@ class InitialPose(Perturbation):
     """
 
     kind: ClassVar[str] = "initial_pose"
-    steps: int = 10
-    size: float = 0.5
-    turn: float = 0.1
+    steps: int = 14
+    size: float = 1.0
+    turn: float = 0.2
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """The action, ``[7]``."""
@@ -260,7 +270,7 @@ class CameraShift(Perturbation):
         }
 
     def begin(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
-        """Move the camera in the model; the wrapper puts it back at the next reset."""
+        """Move the camera in the model; the environment's reset puts it back."""
         model = scene.env.model
         camera = model.camera(self.camera).id
         model.cam_pos[camera] += drawn["offset"]
@@ -269,16 +279,12 @@ class CameraShift(Perturbation):
         turned = np.zeros(4)
         mujoco.mju_mulQuat(turned, turn, model.cam_quat[camera])
         model.cam_quat[camera] = turned
-        # The camera's world pose, which a renderer reads, is otherwise renewed a step later.
-        mujoco.mj_camlight(model, scene.env.data)
+        scene.env.edited()
 
 
 PERTURBATIONS: dict[str, type[Perturbation]] = {
     p.kind: p for p in (Nudge, Slip, ActionNoise, InitialPose, CameraShift)
 }
-
-#: Seconds in a control step (20 Hz, as LIBERO).
-CONTROL_SECONDS = 0.05
 
 
 def from_json(data: Mapping[str, Any]) -> Perturbation:
@@ -317,20 +323,16 @@ class PerturbedEnv:
         self.perturbations = tuple(perturbations)
         self.seed = seed
         self.events: list[dict[str, Any]] = []
-        self._undo: tuple[np.ndarray, np.ndarray] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the environment, the model and the perturbations; Gymnasium's ``(obs, info)``.
+        """Reset environment, model and perturbations; Gymnasium's ``(obs, info)``.
 
         An ``initial_pose`` perturbation moves the arm here.
         """
-        self._restore_model()
         out = self.env.reset(seed=seed, options=options)
-        model = self.env.model
-        self._undo = (model.cam_pos.copy(), model.cam_quat.copy())
         self.events = []
         self._drawn = [
             p.draw(np.random.default_rng(np.random.SeedSequence([self.seed, i])))
@@ -375,21 +377,14 @@ class PerturbedEnv:
                 break
         return _join(parts)
 
-    def close(self) -> None:
-        """Undo changes to the model and close the environment."""
-        self._restore_model()
-        self.env.close()
-
     def snapshot(self) -> Any:
         """The environment's snapshot with the perturbations' own progress."""
         own = (self.scene.step, list(self._done), list(self._begun), copy.deepcopy(self.events))
-        model = self.env.model
-        return self.env.snapshot(), own, (model.cam_pos.copy(), model.cam_quat.copy())
+        return self.env.snapshot(), own
 
     def restore(self, snapshot: Any) -> None:
         """Continue from :meth:`snapshot`."""
-        inner, (step, done, begun, events), cameras = snapshot
-        self.env.model.cam_pos[:], self.env.model.cam_quat[:] = cameras
+        inner, (step, done, begun, events) = snapshot
         self.env.restore(inner)
         self.scene.step = step
         self._done, self._begun = list(done), list(begun)
@@ -425,11 +420,6 @@ class PerturbedEnv:
         begun = self._begun[i]
         assert begun is not None
         self.events[begun]["end"] = self.scene.step
-
-    def _restore_model(self) -> None:
-        if self._undo is not None:
-            self.env.model.cam_pos[:], self.env.model.cam_quat[:] = self._undo
-            self._undo = None
 
 
 def _join(parts: Sequence[Any]) -> Any:

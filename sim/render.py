@@ -7,6 +7,7 @@ on a processor.
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 
 RenderMode = Literal["lite", "full"]
 
-# Dozens of processes draw at once in data collection; one renderer thread each wins over contention.
+# Many processes draw at once in data collection; one renderer thread each beats contention.
 os.environ.setdefault("LP_NUM_THREADS", "1")
 
 
@@ -62,8 +63,10 @@ class Renderer:
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._perturb = mujoco.MjvPerturb()
-        # At exit EGL's own finalisers run in any order; free the context while it is whole.
+        # Registered after the context made its display, so it runs at exit before the display goes.
         self._finalizer = weakref.finalize(self, _free, self._gl, self._context)
+        self._finalizer.atexit = False
+        atexit.register(self._finalizer)
 
     def render(self, data: mujoco.MjData) -> dict[str, np.ndarray]:
         """Camera name -> uint8 ``[H, W, 3]``, in OpenGL's row order (bottom row first)."""
@@ -92,6 +95,7 @@ class Renderer:
     def close(self) -> None:
         """Free the context; safe to call twice."""
         self._finalizer()
+        atexit.unregister(self._finalizer)
 
 
 def _free(gl: Any, context: mujoco.MjrContext) -> None:

@@ -2,7 +2,7 @@
 
 LIBERO rebuilds the whole model at every reset. What a rebuild changes, once an initial state is
 set, is only where the samplers put the fixtures; :meth:`Scene.place_fixtures` replays those
-draws, so that the k-th trial after ``env.seed(s)`` has the fixtures that stock LIBERO would give it.
+draws, so that the k-th trial after ``env.seed(s)`` has the fixtures that stock LIBERO gives it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-
 from regrasp.sim.lite import LiteConfig, reduce_scene
 from regrasp.sim.render import RenderMode
 from regrasp.sim.tasks import LiberoTask
@@ -31,6 +30,7 @@ class Scene:
     def __init__(
         self, task: LiberoTask, mode: RenderMode = "lite", lite: LiteConfig | None = None
     ) -> None:
+        outside = np.random.get_state()  # noqa: NPY002 - robosuite draws from the global stream
         self.problem = _build(task, mode, lite)
         self.model: mujoco.MjModel = self.problem.sim.model._model
         self.data: mujoco.MjData = self.problem.sim.data._data
@@ -39,6 +39,7 @@ class Scene:
         self._placements: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.problem.hard_reset = False
         self.problem.reset()
+        np.random.set_state(outside)  # noqa: NPY002
         self.reset_qpos = self.data.qpos.copy()
 
     def place_fixtures(self, seed: int, trial: int) -> None:

@@ -19,6 +19,10 @@ from regrasp.sim.experts.scene import Scene
 
 OPEN, CLOSE = -1.0, 1.0
 
+#: Proportional gains. One would be critically damped, but friction in the wrist (0.1 N m a joint)
+#: then leaves up to 0.06 rad, and through the uncoupled controller 0.013 m, of standing error.
+POS_GAIN, ROT_GAIN = 2.2, 1.0
+
 #: Metres and radians of one unit of action (robosuite OSC_POSE ``output_max``).
 POS_UNIT, ROT_UNIT = 0.05, 0.5
 
@@ -126,20 +130,19 @@ def wrap(angle: float, period: float = np.pi) -> float:
 def servo(command: Command, pos: np.ndarray, rot: np.ndarray) -> np.ndarray:
     """Proportional law from a command to an action float32 ``[7]``.
 
-    OSC_POSE's goal is the present pose plus the action's delta, so an action equal to the whole
-    remaining error is critically damped; it is limited in norm, not component by component, so
-    that the hand moves straight.
+    OSC_POSE's goal is the present pose plus the action's delta. The action is limited in norm, not
+    component by component, so that the hand moves straight.
     """
     action = np.zeros(7)
     if command.pos is not None:
-        error = (command.pos - pos) / POS_UNIT
+        error = (command.pos - pos) * (POS_GAIN / POS_UNIT)
         error[:2] *= command.xy_scale
         for part in (slice(0, 2), slice(2, 3)):
             norm = float(np.linalg.norm(error[part]))
             if norm > command.speed:
                 error[part] *= command.speed / norm
         action[:3] = error
-    turn = rotation_vector(command.rot @ rot.T) / ROT_UNIT
+    turn = rotation_vector(command.rot @ rot.T) * (ROT_GAIN / ROT_UNIT)
     norm = float(np.linalg.norm(turn))
     if norm > 0.4:
         turn *= 0.4 / norm
@@ -149,7 +152,7 @@ def servo(command: Command, pos: np.ndarray, rot: np.ndarray) -> np.ndarray:
 
 
 def funnel(
-    pos: np.ndarray, target: np.ndarray, clear_z: float, lateral: float, slack: float = 0.006
+    pos: np.ndarray, target: np.ndarray, clear_z: float, lateral: float, slack: float = 0.010
 ) -> tuple[np.ndarray, float]:
     """Come down vertically onto a target: height as a continuous function of the lateral error.
 
@@ -165,7 +168,7 @@ def funnel(
         far below the height that its lateral error asks for, so that it rises first.
     """
     rise = max(0.0, clear_z - target[2])
-    z = target[2] + float(np.clip(6.0 * (lateral - slack), 0.0, rise))
+    z = target[2] + float(np.clip(5.0 * (lateral - slack), 0.0, rise))
     scale = float(np.clip(1.0 - (z - pos[2] - 0.015) / 0.03, 0.0, 1.0))
     return np.array([target[0], target[1], z]), scale
 

@@ -30,7 +30,7 @@ class Place:
 
     spot: Callable[[Scene], np.ndarray]
     predicate: tuple[str, ...]
-    tolerance: float = 0.012
+    tolerance: float = 0.015
     hand_floor: Callable[[Scene], float] = lambda scene: -np.inf
     on_contact: bool = True
     ignore: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class PickPlace:
             self._held = touching >= 1 and closing
         else:
             self._held = touching == 2 and closing and scene.finger_speed < 0.02
-        if closing and not self._held and scene.width < 0.004:
+        if closing and touching == 0 and scene.width < 0.004:
             self._reopen = True
         if self._reopen and scene.width > 0.07:
             self._reopen = False
@@ -164,7 +164,7 @@ class PickPlace:
             clear = max(under + hanging + CLEARANCE, beside + TIP + 0.01)
         else:
             clear = target[2] + 0.05
-        goal, scale = funnel(eef, target, max(clear, target[2]), lateral, slack=0.008)
+        goal, scale = funnel(eef, target, max(clear, target[2]), lateral, slack=0.012)
         if lateral > 0.03 and eef[2] < goal[2] - 0.03:
             phase = Phase.LIFT
         elif lateral > 0.03:
@@ -178,10 +178,14 @@ class PickPlace:
         return float(np.linalg.norm(hull - hull.mean(0), axis=1).max()) + 0.01
 
     def _release(self, scene: Scene, grasp: Grasp, rot: np.ndarray) -> Command:
+        # Stay over the object: a zero action would let the hand drift.
+        here = scene.eef.copy()
+        if self._away(scene, grasp) < 0.03:
+            here[:2] = grasp.point[:2]
         if scene.width < 0.07:
-            return Command(Phase.RELEASE, None, rot, OPEN)
-        up = scene.eef + np.array([0.0, 0.0, 0.05])
-        return Command(Phase.RETREAT, up, rot, OPEN)
+            return Command(Phase.RELEASE, here, rot, OPEN)
+        here[2] += 0.05
+        return Command(Phase.RETREAT, here, rot, OPEN)
 
 
 __all__ = ["PALM", "PickPlace", "Place"]

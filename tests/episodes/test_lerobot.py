@@ -5,6 +5,7 @@ import pytest
 import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from regrasp.episodes.lerobot import SIDECAR, export_lerobot, import_lerobot
+from regrasp.episodes.reader import WindowReader
 from regrasp.episodes.store import EpisodeStore
 
 from .synthetic import assert_equal, make_episode
@@ -49,6 +50,10 @@ def test_lerobot_loads_it(store, exported):
         want = episode.steps["action"][np.minimum(t + np.arange(8), len(episode) - 1)]
         np.testing.assert_array_equal(item["action"], want)
         assert item["action_is_pad"].sum() == max(0, t + 8 - len(episode))
+        # The same index is the same window on both sides, which the benchmark relies on.
+        window = WindowReader(store, horizon=8).gather(np.array([start + t]))
+        np.testing.assert_array_equal(item["action"], window["action"][0])
+        np.testing.assert_array_equal(~item["action_is_pad"].numpy(), window["mask"][0])
         picture = item["observation.images.wrist"]
         assert picture.shape == (3, 64, 64)
         truth = torch.from_numpy(episode.steps["image/wrist"][t]).permute(2, 0, 1) / 255
