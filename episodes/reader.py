@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -142,7 +142,7 @@ class WindowReader:
 
     def batches(
         self, batch_size: int, seed: int, *, start: int = 0, depth: int = 4, workers: int = 1
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Generator[dict[str, np.ndarray], None, None]:
         """Endless batches, prepared ahead by threads.
 
         Batch k depends on ``(seed, k)`` alone: training resumed at ``start=k`` sees what it would
