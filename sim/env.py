@@ -21,9 +21,6 @@ from regrasp.sim.tasks import LiberoTask, get_task
 #: Our camera names -> MuJoCo's.
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
-#: What every LIBERO evaluation does while objects fall into place: stay, gripper open.
-SETTLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -32,7 +29,8 @@ class EnvConfig:
     Attributes:
         mode: ``lite`` (reduced meshes, no shadows) or ``full`` (the stock picture).
         cameras: camera name (``agentview``, ``wrist``) -> (height, width) in pixels.
-        settle_steps: control steps done inside ``reset``, not counted.
+        settle_steps: control steps without motion done inside ``reset``, not counted.
+        settle_gripper: gripper command during them (-1 opens, as openpi does).
         horizon: control steps until truncation; the suite's own when None.
         lite: how far visual meshes are reduced in ``lite`` mode.
     """
@@ -42,6 +40,7 @@ class EnvConfig:
         default_factory=lambda: {"agentview": (128, 128), "wrist": (128, 128)}
     )
     settle_steps: int = 10
+    settle_gripper: float = -1.0
     horizon: int | None = None
     lite: LiteConfig = field(default_factory=LiteConfig)
 
@@ -176,8 +175,9 @@ class LiberoEnv(gymnasium.Env):
         self._scene.set_state(self._init_states[index])
         self.steps, self.succeeded, self._started = 0, False, True
         self.edited()
+        stay = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, self.config.settle_gripper])
         for _ in range(self.config.settle_steps):
-            self._advance(SETTLE_ACTION)
+            self._advance(stay)
         self.steps, self.succeeded = 0, False
         return self.observe(render), self._info()
 
