@@ -59,6 +59,9 @@ class Lifted:
         return bool(scene.position()[2] > scene.rest[2] + self.height)
 
 
+#: Control steps that robosuite's gripper needs to let go of what it holds.
+RELEASE_STEPS = 9
+
 Trigger = AtStep | NearObject | Lifted
 TRIGGERS: dict[str, type] = {t.kind: t for t in (AtStep, NearObject, Lifted)}
 
@@ -81,18 +84,12 @@ class Scene:
         """Grip site position ``[3]``."""
         return self.env.eef_pose()[0]
 
-    def push(self, velocity: np.ndarray) -> None:
-        """Set the target's velocity in the plane, and stop its turning."""
-        dof = self._free_joint()[2]
-        self.env.data.qvel[dof : dof + 2] = velocity[:2]
-        self.env.data.qvel[dof + 3 : dof + 6] = 0.0
-        self.env.edited()
-
-    def slide(self, offset: np.ndarray) -> None:
-        """Move the target by ``offset`` metres in the plane, at rest: it cannot topple."""
+    def drift(self, offset: np.ndarray) -> None:
+        """Move the target by ``offset`` metres in the plane; it goes on falling, unturned."""
         _, address, dof = self._free_joint()
         self.env.data.qpos[address : address + 2] += offset[:2]
-        self.env.data.qvel[dof : dof + 6] = 0.0
+        self.env.data.qvel[dof : dof + 2] = 0.0
+        self.env.data.qvel[dof + 3 : dof + 6] = 0.0
         self.env.edited()
 
     def _free_joint(self) -> tuple[int, int, int]:
@@ -154,7 +151,7 @@ class Nudge(Perturbation):
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
         """Slide the object by its share of the distance."""
         angle = drawn["direction"]
-        scene.slide(self.distance / self.steps * np.array([np.cos(angle), np.sin(angle)]))
+        scene.drift(self.distance / self.steps * np.array([np.cos(angle), np.sin(angle)]))
         return action
 
 
@@ -162,24 +159,25 @@ class Nudge(Perturbation):
 class Slip(Perturbation):
     """The gripper opens for ``steps`` control steps while it carries, whatever the policy says.
 
-    LIBERO's gripper needs about eight to let go. The object falls; ``shove`` (metres a second,
-    random direction) makes it land elsewhere than straight below.
+    LIBERO's gripper needs about eight to let go. The object falls, and comes to lie ``drift``
+    metres away in a random direction instead of straight below.
     """
 
     kind: ClassVar[str] = "slip"
     when: Trigger = field(default_factory=Lifted)
-    steps: int = 12
-    shove: float = 0.3
+    steps: int = 14
+    drift: float = 0.08
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Direction of the shove in the table plane, radians."""
+        """Direction of the drift in the table plane, radians."""
         return {"direction": float(rng.uniform(-np.pi, np.pi))}
 
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
-        """Open the hand; shove once the fingers have let go."""
-        if i == self.steps * 3 // 4:
+        """Open the hand; let the object drift once the fingers have let go."""
+        if i >= RELEASE_STEPS:
             angle = drawn["direction"]
-            scene.push(self.shove * np.array([np.cos(angle), np.sin(angle)]))
+            share = self.drift / (self.steps - RELEASE_STEPS)
+            scene.drift(share * np.array([np.cos(angle), np.sin(angle)]))
         action = action.copy()
         action[6] = -1.0
         return action
@@ -419,7 +417,7 @@ class PerturbedEnv:
         self._done[i] = done
         begun = self._begun[i]
         assert begun is not None
-        self.events[begun]["end"] = self.scene.step
+        self.events[begun]["end"] = self.scene.step + 1
 
 
 def _join(parts: Sequence[Any]) -> Any:
