@@ -19,9 +19,10 @@ from regrasp.sim.experts.scene import Scene
 
 OPEN, CLOSE = -1.0, 1.0
 
-#: Proportional gains. One would be critically damped, but friction in the wrist (0.1 N m a joint)
-#: then leaves up to 0.06 rad, and through the uncoupled controller 0.013 m, of standing error.
-POS_GAIN, ROT_GAIN = 2.2, 1.0
+#: Proportional gains. The controller is uncoupled: a standing orientation error (friction in the
+#: wrist) pulls the hand up to 0.013 m off its position. A stiff position and a soft orientation
+#: leave the small error where it does no harm.
+POS_GAIN, ROT_GAIN = 2.2, 0.5
 
 #: Metres and radians of one unit of action (robosuite OSC_POSE ``output_max``).
 POS_UNIT, ROT_UNIT = 0.05, 0.5

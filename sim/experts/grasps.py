@@ -1,24 +1,34 @@
 """Where and how to take hold of an object from above, from its collision shape.
 
 A grasp is a point for the grip site and a yaw about world z from the nominal hand, whose fingers
-close along world y. The same kind of object is always taken in the same way, with as little
-rotation as its shape allows.
+close along world y. A rule lists the ways in which a kind of object can be taken, the preferred
+one first; the first that does not run the open hand into a neighbour is chosen, once an episode.
+So the same object in the same place is always taken in the same way, with as little rotation as
+its shape and its neighbours allow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from regrasp.sim.experts.base import wrap
+from regrasp.sim.experts.base import rotation_z, wrap
 from regrasp.sim.experts.scene import Scene
 
-#: Depth of the fingertips below the grip site, and of the palm above it (measured, metres).
-TIP, PALM = 0.013, 0.024
+#: Depth of the fingertips below the grip site (measured), metres.
+TIP = 0.013
 
 #: Widest object side that the fingers, 0.0775 m apart when open, can be put around.
 WIDEST = 0.068
+
+#: The open hand as boxes about the grip site at yaw 0: low and high corner, world axes (measured).
+_HAND = (
+    ((-0.014, 0.031, -0.013), (0.014, 0.068, 0.049)),
+    ((-0.014, -0.068, -0.013), (0.014, -0.031, 0.049)),
+    ((-0.033, -0.106, 0.024), (0.040, 0.106, 0.126)),
+)
 
 
 @dataclass(frozen=True)
@@ -38,56 +48,137 @@ class Grasp:
     bottom: float
 
 
+@dataclass(frozen=True)
+class Option:
+    """One way of taking an object: what it means is the rule's business."""
+
+    angle: float = 0.0
+    shift: float = 0.0
+
+
+class GraspRule(Protocol):
+    """How a kind of object is taken."""
+
+    def options(self) -> list[Option]:
+        """The ways, the preferred one first."""
+        ...
+
+    def at(self, scene: Scene, name: str, option: Option) -> Grasp:
+        """The grasp on the object ``name`` in the present state."""
+        ...
+
+
 def _extent(points: np.ndarray, yaw: float) -> tuple[float, float]:
     """Middle and width of ``points`` along the closing direction of a hand turned by ``yaw``."""
     along = points[:, 0] * -np.sin(yaw) + points[:, 1] * np.cos(yaw)
     return float(along.max() + along.min()) / 2, float(along.max() - along.min())
 
 
-def centre_grasp(scene: Scene, name: str, depth: float = 0.018, round_: bool = False) -> Grasp:
-    """Around the middle, closing across a narrow side.
+@dataclass(frozen=True)
+class Around:
+    """Around the middle, closing across a narrow side; an option shifts along the other side.
 
-    Args:
-        scene: the scene, updated.
-        name: the object.
-        depth: how far below the object's top the grip site goes.
+    Attributes:
+        depth: how far below the object's top the grip site goes, metres.
         round_: the object is round about its upright axis: no yaw is needed while it stands.
+        shifts: offsets along the long side that may be used, metres.
     """
-    hull = scene.hull(name)
-    low, high = hull[:, 2].min(), hull[:, 2].max()
-    axes = scene.rot(name)
-    standing = np.abs(axes[2]).max() > 0.9
-    if round_ and standing:
-        yaw = 0.0
-    else:
-        # Sides of a box lie along the horizontal axes of its body frame.
-        flat = [axes[:, i] for i in np.argsort(np.abs(axes[2]))[:2]]
-        options = [wrap(np.arctan2(axis[1], axis[0]) - np.pi / 2) for axis in flat]
-        widths = [_extent(hull, option)[1] for option in options]
-        fits = [o for o, w in zip(options, widths, strict=True) if w <= WIDEST]
-        yaw = min(fits, key=abs) if fits else options[int(np.argmin(widths))]
-    across, _ = _extent(hull, yaw)
-    along, _ = _extent(hull, yaw - np.pi / 2)
-    c, s = np.cos(yaw), np.sin(yaw)
-    x, y = along * c - across * s, along * s + across * c
-    z = max(high - depth, low + TIP - 0.001)
-    return Grasp(np.array([x, y, z]), yaw, float(high), float(low))
+
+    depth: float = 0.018
+    round_: bool = False
+    shifts: tuple[float, ...] = (0.0, -0.01, 0.01, -0.018, 0.018, -0.025, 0.025)
+
+    def options(self) -> list[Option]:
+        """The shifts, in their order."""
+        return [Option(shift=shift) for shift in ((0.0,) if self.round_ else self.shifts)]
+
+    def at(self, scene: Scene, name: str, option: Option) -> Grasp:
+        """See :class:`GraspRule`."""
+        hull = scene.hull(name)
+        low, high = hull[:, 2].min(), hull[:, 2].max()
+        axes = scene.rot(name)
+        standing = np.abs(axes[2]).max() > 0.9
+        if self.round_ and standing:
+            yaw = 0.0
+        else:
+            # Sides of a box lie along the horizontal axes of its body frame.
+            flat = [axes[:, i] for i in np.argsort(np.abs(axes[2]))[:2]]
+            yaws = [wrap(np.arctan2(axis[1], axis[0]) - np.pi / 2) for axis in flat]
+            widths = [_extent(hull, yaw)[1] for yaw in yaws]
+            fits = [o for o, w in zip(yaws, widths, strict=True) if w <= WIDEST]
+            yaw = min(fits, key=abs) if fits else yaws[int(np.argmin(widths))]
+        across, _ = _extent(hull, yaw)
+        along, length = _extent(hull, yaw - np.pi / 2)
+        room = max(0.0, length / 2 - 0.012)  # the fingers stay on the object
+        along += float(np.clip(option.shift, -room, room))
+        c, s = np.cos(yaw), np.sin(yaw)
+        x, y = along * c - across * s, along * s + across * c
+        z = max(high - self.depth, low + TIP - 0.001)
+        return Grasp(np.array([x, y, z]), yaw, float(high), float(low))
 
 
-def rim_grasp(scene: Scene, name: str, side: float, depth: float = 0.010) -> Grasp:
-    """One finger inside, one outside, on the rim point nearest to world +y or -y.
+@dataclass(frozen=True)
+class Rim:
+    """One finger inside, one outside, across the wall; an option is the rim point's direction.
+
+    Attributes:
+        depth: how far below the rim the grip site goes, metres.
+        inset: how far inside the outermost rim the grip site is, metres.
+    """
+
+    depth: float = 0.010
+    inset: float = 0.003
+
+    def options(self) -> list[Option]:
+        """The rim point towards world +y first, then -y, then those that need more yaw."""
+        turns = [0.0]
+        for step in range(1, 7):
+            turns += [np.radians(15.0 * step), -np.radians(15.0 * step)]
+        return [Option(angle=side + turn) for turn in turns for side in (np.pi / 2, -np.pi / 2)]
+
+    def at(self, scene: Scene, name: str, option: Option) -> Grasp:
+        """See :class:`GraspRule`."""
+        hull = scene.hull(name)
+        low, high = hull[:, 2].min(), hull[:, 2].max()
+        rim = hull[hull[:, 2] > high - 0.012]
+        centre = (rim.min(0) + rim.max(0)) / 2
+        out = np.array([np.cos(option.angle), np.sin(option.angle)])
+        reach = (rim[:, :2] - centre[:2]) @ out
+        near = rim[reach > reach.max() - 0.004]
+        xy = centre[:2] + out * (reach.max() - self.inset)
+        z = near[:, 2].mean() - self.depth
+        yaw = wrap(option.angle - np.pi / 2)
+        return Grasp(np.array([xy[0], xy[1], z]), yaw, float(high), float(low))
+
+
+def _hand_points(margin: float) -> np.ndarray:
+    """Points filling the open hand's boxes, grown by ``margin``, ``[N, 3]``."""
+    parts = []
+    for low, high in _HAND:
+        axes = [
+            np.linspace(a - margin, b + margin, max(3, int((b - a) / 0.012)))
+            for a, b in zip(low, high, strict=True)
+        ]
+        parts.append(np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3))
+    return np.concatenate(parts)
+
+
+def choose(scene: Scene, name: str, rule: GraspRule, margin: float = 0.006) -> Option:
+    """The first option whose open hand meets nothing but the object, else the one that meets least.
 
     Args:
         scene: the scene, updated.
-        name: a bowl, cup or the like, roughly upright.
-        side: +1 for the rim point towards +y, -1 for -y.
-        depth: how far below the rim the grip site goes.
+        name: the object to take.
+        rule: how it is taken.
+        margin: how far the hand must stay from everything else, metres.
     """
-    hull = scene.hull(name)
-    low, high = hull[:, 2].min(), hull[:, 2].max()
-    rim = hull[hull[:, 2] > high - 0.012]
-    centre = (rim.min(0) + rim.max(0)) / 2
-    edge = rim[:, 1].max() if side > 0 else rim[:, 1].min()
-    near = rim[np.abs(rim[:, 1] - edge) < 0.004]
-    point = np.array([centre[0], edge - side * 0.003, near[:, 2].mean() - depth])
-    return Grasp(point, 0.0, float(high), float(low))
+    points = _hand_points(margin)
+    best, least = None, np.inf
+    for option in rule.options():
+        grasp = rule.at(scene, name, option)
+        hits = scene.inside(points @ rotation_z(grasp.yaw).T + grasp.point, ignore=(name,))
+        if hits == 0:
+            return option
+        if hits < least:
+            best, least = option, hits
+    return best

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regrasp.sim.experts.base import CLOSE, NOMINAL, OPEN, Command, Phase, funnel, rotation_z, wrap
-from regrasp.sim.experts.grasps import PALM, TIP, Grasp
+from regrasp.sim.experts.grasps import TIP, Grasp, GraspRule, Option, choose
 from regrasp.sim.experts.scene import Scene
 
 #: Free height kept between whatever is carried and whatever it passes over, metres.
@@ -41,7 +41,7 @@ class PickPlace:
 
     Args:
         name: the object.
-        grasp: gives the grasp in the present state.
+        grasp: how to take hold of it.
         place: where it goes.
         hover: height above the grasp from which the hand comes straight down, metres.
     """
@@ -49,7 +49,7 @@ class PickPlace:
     def __init__(
         self,
         name: str,
-        grasp: Callable[[Scene], Grasp],
+        grasp: GraspRule,
         place: Place,
         hover: float = 0.06,
     ) -> None:
@@ -62,20 +62,29 @@ class PickPlace:
 
     def reset(self) -> None:
         """Forget everything remembered."""
+        self._option: Option | None = None  # which of the possible grasps
         self._held = False  # hysteresis of the grasp
+        self._lost = 0  # steps without a finger on a held object
         self._reopen = False  # fingers closed on nothing: open before coming down again
         self._releasing = False  # from letting go until the hand has left
 
     # State
 
+    def _grasp(self, scene: Scene) -> Grasp:
+        """The grasp in the present state; which way is settled once, at the first call."""
+        if self._option is None:
+            self._option = choose(scene, self.object, self.grasp)
+        return self.grasp.at(scene, self.object, self._option)
+
     def _update(self, scene: Scene, grasp: Grasp) -> None:
         touching = scene.fingers_on(scene.geoms(scene.body(self.object)))
         closing = scene.last_gripper > 0
         if self._held:
-            self._held = touching >= 1 and closing
+            self._lost = 0 if touching else self._lost + 1
+            self._held = closing and self._lost < 4
         else:
-            self._held = touching == 2 and closing and scene.finger_speed < 0.02
-        if closing and touching == 0 and scene.width < 0.004:
+            self._held = touching == 2 and closing and scene.finger_speed < 0.01
+        if closing and not self._held and touching == 0 and scene.width < 0.004:
             self._reopen = True
         if self._reopen and scene.width > 0.07:
             self._reopen = False
@@ -84,7 +93,7 @@ class PickPlace:
 
     def satisfied(self, scene: Scene) -> bool:
         """The goal holds, the object is let go and the hand is above it."""
-        grasp = self.grasp(scene)
+        grasp = self._grasp(scene)
         self._update(scene, grasp)
         clear = scene.eef[2] > grasp.point[2] + 0.03 or self._away(scene, grasp) > 0.09
         return (
@@ -101,13 +110,13 @@ class PickPlace:
 
     def points(self, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
         """Grasp point and wanted object position."""
-        return self.grasp(scene).point, self.place.spot(scene)
+        return self._grasp(scene).point, self.place.spot(scene)
 
     # Law
 
     def command(self, scene: Scene) -> Command:
         """The wanted motion in the present state."""
-        grasp = self.grasp(scene)
+        grasp = self._grasp(scene)
         rot = rotation_z(grasp.yaw) @ NOMINAL
         if self._releasing:
             return self._release(scene, grasp, rot)
@@ -136,8 +145,9 @@ class PickPlace:
             target = np.array([point[0], point[1], point[2] + self.hover])
             return Command(Phase.REOPEN, target, rot, OPEN)
         target, scale = funnel(eef, point, clear, error)
-        phase = Phase.DESCEND if error < 0.02 else Phase.APPROACH
-        return Command(phase, target, rot, OPEN, scale)
+        if error < 0.02:
+            return Command(Phase.DESCEND, target, rot, OPEN, scale, speed=0.7)
+        return Command(Phase.APPROACH, target, rot, OPEN, scale)
 
     def _carry(self, scene: Scene, grasp: Grasp, rot: np.ndarray) -> Command:
         eef, body = scene.eef, scene.pos(self.object)
@@ -170,7 +180,7 @@ class PickPlace:
         elif lateral > 0.03:
             phase = Phase.CARRY
         else:
-            phase = Phase.PLACE
+            return Command(Phase.PLACE, goal, rot, CLOSE, scale, speed=0.7)
         return Command(phase, goal, rot, CLOSE, scale)
 
     def _radius(self, scene: Scene) -> float:
@@ -186,6 +196,3 @@ class PickPlace:
             return Command(Phase.RELEASE, here, rot, OPEN)
         here[2] += 0.05
         return Command(Phase.RETREAT, here, rot, OPEN)
-
-
-__all__ = ["PALM", "PickPlace", "Place"]

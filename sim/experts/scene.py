@@ -190,6 +190,23 @@ class Scene:
         hit = (enter <= leave) & (leave >= 0.0) & (enter <= 1.0) & ~skip
         return float(self._high[hit, 2].max()) if hit.any() else -1.0
 
+    def inside(self, points: np.ndarray, ignore: tuple[str, ...] = ()) -> int:
+        """How many of ``points`` ``[N, 3]`` lie in the bounding box of a solid geom.
+
+        Args:
+            points: world positions.
+            ignore: names of objects that do not count.
+        """
+        skip = np.isin(self._obstacle_root, [self.body(name) for name in ignore])
+        middle, reach = points.mean(0), np.ptp(points, axis=0) / 2
+        far = ((self._low > middle + reach) | (self._high < middle - reach)).any(1)
+        hit = np.zeros(len(points), bool)
+        for geom in self._obstacles[~skip & ~far]:
+            rot = self.data.geom_xmat[geom].reshape(3, 3)
+            local = (points - self.data.geom_xpos[geom]) @ rot - self.model.geom_aabb[geom, :3]
+            hit |= (np.abs(local) < self.model.geom_aabb[geom, 3:]).all(1)
+        return int(hit.sum())
+
     # Goals
 
     def holds(self, predicate: tuple[str, ...]) -> bool:

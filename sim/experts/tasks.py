@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from regrasp.sim.experts.base import Expert, Skill
-from regrasp.sim.experts.grasps import Grasp, centre_grasp, rim_grasp
+from regrasp.sim.experts.grasps import Around, GraspRule, Rim
 from regrasp.sim.experts.pick_place import PickPlace, Place
 from regrasp.sim.experts.scene import Scene
 
 Goal = tuple[str, ...]
-GraspFunction = Callable[[Scene], Grasp]
 
 
 def _category(name: str) -> str:
@@ -24,15 +23,15 @@ def _category(name: str) -> str:
 #: Kinds of object that are round about their upright axis.
 ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
 
-#: Kinds that are taken by the rim, and the side (+1: towards world +y) they are taken on.
-RIM = {"akita_black_bowl": 1.0}
+#: Kinds that are taken by the rim.
+RIM = {"akita_black_bowl"}
 
 
-def _grasp_for(name: str) -> GraspFunction:
+def _grasp_for(name: str) -> GraspRule:
     kind = _category(name)
     if kind in RIM:
-        return lambda scene: rim_grasp(scene, name, RIM[kind])
-    return lambda scene: centre_grasp(scene, name, round_=kind in ROUND)
+        return Rim()
+    return Around(round_=kind in ROUND)
 
 
 def _bottom_offset(scene: Scene, name: str) -> float:
