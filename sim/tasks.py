@@ -133,3 +133,16 @@ def get_task(suite: str, task: int | str) -> LiberoTask:
         bddl,
         HORIZONS[base],
     )
+
+
+def scene_objects(task: LiberoTask) -> list[str]:
+    """Kinds of the movable objects in a task's scene, the one to be manipulated first.
+
+    Kinds are LIBERO's categories (``alphabet_soup``), taken from the problem file.
+    """
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+    problem = robosuite_parse_problem(str(task.bddl))
+    kinds = {name: kind for kind, names in problem["objects"].items() for name in names}
+    wanted = [kinds[name] for name in problem["obj_of_interest"] if name in kinds]
+    return list(dict.fromkeys([*wanted, *problem["objects"]]))
