@@ -99,6 +99,11 @@ def _stable(name: str) -> int:
     return int.from_bytes(name.encode()[-8:], "little")
 
 
+def scene_of(job: Job) -> tuple[str, int]:
+    """Jobs of one scene go to one worker, which then builds the scene once."""
+    return job.suite, job.task
+
+
 _ENVS: dict[tuple[str, int, int], Any] = {}
 
 
@@ -140,7 +145,7 @@ def collect_one(job: Job) -> dict[str, Any]:
 
 def main(args: Args) -> None:
     """Collect what is missing and print the yield by task."""
-    from regrasp.sim.vector import EpisodeError, run_episodes
+    from regrasp.sim.workers import EpisodeError, run_episodes
 
     console = Console()
     attrs = {"collection": {"seed": args.seed, "suites": list(args.suites), "noise": args.noise}}
@@ -159,7 +164,12 @@ def main(args: Args) -> None:
     with Progress(*columns, console=console) as progress, failed_file.open("a") as log:
         bar = progress.add_task("episodes", total=len(jobs))
         for index, result in run_episodes(
-            jobs, collect_one, workers=args.workers, timeout_s=300.0, recycle_after=300
+            jobs,
+            collect_one,
+            workers=args.workers,
+            timeout_s=300.0,
+            recycle_after=300,
+            affinity=scene_of,
         ):
             progress.advance(bar)
             if isinstance(result, EpisodeError):

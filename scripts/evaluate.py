@@ -78,6 +78,11 @@ class Job:
         return f"{self.condition}/{self.suite}/{self.task}/{self.init_state}"
 
 
+def scene_of(job: Job) -> tuple[str, str, int]:
+    """Jobs of one scene go to one worker, which then builds the scene once."""
+    return CONDITIONS[job.condition][0], job.suite, job.task
+
+
 def wrong_instruction(suite: str, task: int, init_state: int) -> str:
     """Another instruction of the suite that makes sense in this task's scene.
 
@@ -152,7 +157,7 @@ def main(args: Args) -> None:
     """Run what is missing, print the table, write the result when asked to."""
     from regrasp.sim import task_names
     from regrasp.sim.protocol import HELD_OUT_STATES, get_protocol
-    from regrasp.sim.vector import EpisodeError, run_episodes
+    from regrasp.sim.workers import EpisodeError, run_episodes
 
     unknown = set(args.conditions) - set(CONDITIONS)
     if unknown:
@@ -193,7 +198,12 @@ def main(args: Args) -> None:
     ):
         bar = progress.add_task("episodes", total=len(todo))
         for index, result in run_episodes(
-            todo, evaluate_one, workers=args.workers, timeout_s=600.0, recycle_after=200
+            todo,
+            evaluate_one,
+            workers=args.workers,
+            timeout_s=600.0,
+            recycle_after=200,
+            affinity=scene_of,
         ):
             progress.advance(bar)
             if isinstance(result, EpisodeError):
