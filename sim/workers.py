@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
-
 #: Workers share the cores among themselves; threads inside each would only contend.
 WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
