@@ -36,6 +36,9 @@ WORKER_ENVIRONMENT = {
 #: Seconds a worker gets to leave by itself before it is killed.
 _GRACE_S = 5.0
 
+#: Seconds a worker may take to start, before its first job.
+_START_S = 120.0
+
 #: Workers that fail one after another before their first job: the set-up is at fault, not a job.
 _MAX_FAILED_STARTS = 3
 
@@ -119,7 +122,7 @@ def _run[Job, Result](
     try:
         while pending or any(slot.job is not None for slot in pool):
             while pending and len(pool) < min(workers, _busy(pool) + len(pending)):
-                pool.append(_Slot(Worker(_serve_jobs, (function,)), timeout_s))
+                pool.append(_Slot(Worker(_serve_jobs, (function,))))
             _wait(pool)
             for slot in list(pool):
                 message, failure = slot.poll()
@@ -188,12 +191,12 @@ def _wait(pool: list[_Slot]) -> None:
 class _Slot:
     """A worker, the job that it has, and until when."""
 
-    def __init__(self, worker: Worker, timeout_s: float) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker, self.ready, self.done = worker, False, 0
         self.job: int | None = None
         self.key: Hashable = None
-        self.timeout_s = timeout_s
-        self.deadline = time.monotonic() + timeout_s
+        self.timeout_s = _START_S
+        self.deadline = time.monotonic() + _START_S
 
     def give(self, index: int, key: Hashable, job: Any, timeout_s: float) -> None:
         self.job, self.key, self.timeout_s = index, key, timeout_s

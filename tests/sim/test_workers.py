@@ -19,8 +19,11 @@ def answers(jobs, **settings):
 
 
 def test_results_are_keyed_by_job_and_do_not_depend_on_the_number_of_workers():
-    jobs = [("square", k) for k in range(7)]
+    jobs = [("square", k) for k in range(7)] + [("environment", 0)]
     one, two = answers(jobs, workers=1), answers(jobs, workers=2)
+    assert one[7] == two[7]
+    assert one[7]["OMP_NUM_THREADS"] == "1"
+    assert one[7]["MUJOCO_GL"] in ("egl", "osmesa")
     assert (
         [one[k][0] for k in range(7)] == [two[k][0] for k in range(7)] == [k * k for k in range(7)]
     )
@@ -41,7 +44,7 @@ def test_an_exception_a_death_and_a_hang_leave_the_other_jobs_alone(tmp_path):
         ("unpicklable", 6),
         ("square", 7),
     ]
-    got = answers(jobs, timeout_s=5.0)
+    got = answers(jobs, timeout_s=2.0)
     assert got[0][0] == 4
     assert got[6][0] == 49
     assert got[4] == "second try"
@@ -56,21 +59,15 @@ def test_an_exception_a_death_and_a_hang_leave_the_other_jobs_alone(tmp_path):
 
 
 def test_workers_are_renewed():
-    got = answers([("square", k) for k in range(6)], workers=1, recycle_after=2)
-    assert len({got[k][1] for k in range(6)}) == 3
-    assert max(got[k][2] for k in range(6)) == 2
+    got = answers([("square", k) for k in range(4)], workers=1, recycle_after=2)
+    assert got[0][1] == got[1][1] != got[2][1] == got[3][1]
+    assert max(got[k][2] for k in range(4)) == 2
 
 
 def test_affinity_keeps_a_key_in_one_worker():
     jobs = [("square", k) for k in (1, 2) for _ in range(4)]
     got = answers(jobs, affinity=lambda job: job[1])
     assert len({got[k][1] for k in range(4)}) == 1 or len({got[k][1] for k in range(4, 8)}) == 1
-
-
-def test_worker_environment():
-    got = answers([("environment", 0)])
-    assert got[0]["OMP_NUM_THREADS"] == "1"
-    assert got[0]["MUJOCO_GL"] in ("egl", "osmesa")
 
 
 def test_a_function_that_does_not_load_stops_the_run(monkeypatch):
