@@ -166,7 +166,8 @@ class _Run:
                 alarmed = True
                 if act:
                     return reading
-            executed = np.asarray(output.samples[0][: config.execute], dtype=np.float32)
+            # An arm clips what lies outside the action's limits; record what it really does.
+            executed = np.clip(output.samples[0][: config.execute], -1.0, 1.0).astype(np.float32)
             for action in executed:
                 label = self.s.verify()
                 if label is not None:
