@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-
 from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.sim.experts.base import CLOSE, OPEN, Expert
 from regrasp.sim.experts.tasks import Goal
