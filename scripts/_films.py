@@ -42,7 +42,8 @@ def choose(pairs: Sequence[Pair], count: int) -> list[Pair]:
 
     seen: dict[tuple[int, str], int] = {}
     order = []
-    for pair in pairs:
+    # In the order they were planned, which goes round the tasks.
+    for pair in sorted(pairs, key=lambda pair: int(pair.id.rsplit("/", 1)[1])):
         key = (interest(pair), pair.kind)
         seen[key] = seen.get(key, 0) + 1
         # Every further episode of the same sort waits a little longer.

@@ -154,7 +154,7 @@ def page_data(
             _rate("Failures noticed", "of those alone", figures["caught"], "alarm"),
             _rate(
                 "False alarms",
-                f"alpha {summary.alpha:g}, {'inside' if inside else 'outside'} its band",
+                f"{'inside' if inside else 'outside'} the band of {summary.alpha:g}",
                 summary.false_alarms,
                 "alarm",
             )
@@ -191,7 +191,11 @@ def page_data(
         "facts": [
             ["Command", facts["command"]],
             ["Policy", facts["policy_hash"]],
-            ["Protocol", f"{facts['protocol_hash']}: {json.dumps(facts['protocol'])}"],
+            [
+                "Protocol",
+                f"{facts['protocol_hash']}: "
+                + ", ".join(f"{key} {value}" for key, value in facts["protocol"].items()),
+            ],
             [
                 "Monitor",
                 ", ".join(f"{k} above {v:.4g}" for k, v in facts["thresholds"].items())
