@@ -31,6 +31,10 @@ _HAND = (
 )
 
 
+#: Sample points of the grown hand that may lie in a neighbour: the margin touches, the hand not.
+_GRAZING = 6
+
+
 @dataclass(frozen=True)
 class Grasp:
     """A grasp from above.
@@ -119,22 +123,28 @@ class Around:
 
 @dataclass(frozen=True)
 class Rim:
-    """One finger inside, one outside, across the wall; an option is the rim point's direction.
+    """One finger inside, one outside, across the wall.
+
+    An option is the rim point's direction and a shift of the hand inwards, for want of room
+    outside; closing then draws the bowl that much outwards between the fingers.
 
     Attributes:
         depth: how far below the rim the grip site goes, metres.
         inset: how far inside the outermost rim the grip site is, metres.
     """
 
-    depth: float = 0.010
+    depth: float = 0.006
     inset: float = 0.003
 
     def options(self) -> list[Option]:
-        """The rim point towards world +y first, then -y, then those that need more yaw."""
-        turns = [0.0]
-        for step in range(1, 7):
-            turns += [np.radians(15.0 * step), -np.radians(15.0 * step)]
-        return [Option(angle=side + turn) for turn in turns for side in (np.pi / 2, -np.pi / 2)]
+        """The rim point towards world +y first, then -y, then those that need more yaw.
+
+        A drawn bowl may take the drawer it stands in along, so it is drawn sideways if it can be.
+        """
+        turns = np.radians((0, 30, -30, 60, -60, 90))
+        free = [Option(side + turn) for turn in turns for side in (np.pi / 2, -np.pi / 2)]
+        sideways = (-30, 150, 0, 180, 30, -150, 120, -60, 60, -120, 90, -90)
+        return free + [Option(np.radians(angle), 0.018) for angle in sideways]
 
     def at(self, scene: Scene, name: str, option: Option) -> Grasp:
         """See :class:`GraspRule`."""
@@ -145,9 +155,11 @@ class Rim:
         out = np.array([np.cos(option.angle), np.sin(option.angle)])
         reach = (rim[:, :2] - centre[:2]) @ out
         near = rim[reach > reach.max() - 0.004]
-        xy = centre[:2] + out * (reach.max() - self.inset)
+        # As the outer finger closes it pushes the wall before it: less and less of a shift.
+        shift = min(option.shift, scene.width / 2)
+        xy = centre[:2] + out * (reach.max() - self.inset - shift)
         z = near[:, 2].mean() - self.depth
-        yaw = wrap(option.angle - np.pi / 2)
+        yaw = wrap(option.angle - np.pi / 2 + 1e-6)
         return Grasp(np.array([xy[0], xy[1], z]), yaw, float(high), float(low))
 
 
@@ -156,14 +168,14 @@ def _hand_points(margin: float) -> np.ndarray:
     parts = []
     for low, high in _HAND:
         axes = [
-            np.linspace(a - margin, b + margin, max(3, int((b - a) / 0.012)))
+            np.linspace(a - margin, b + margin, max(3, int((b - a) / 0.005)))
             for a, b in zip(low, high, strict=True)
         ]
         parts.append(np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3))
     return np.concatenate(parts)
 
 
-def choose(scene: Scene, name: str, rule: GraspRule, margin: float = 0.006) -> Option:
+def choose(scene: Scene, name: str, rule: GraspRule, margin: float = 0.004) -> Option:
     """The first option whose open hand meets nothing but the object, else the one that meets least.
 
     Args:
@@ -173,11 +185,16 @@ def choose(scene: Scene, name: str, rule: GraspRule, margin: float = 0.006) -> O
         margin: how far the hand must stay from everything else, metres.
     """
     points = _hand_points(margin)
+    hull = scene.hull(name)
     best, least = None, np.inf
     for option in rule.options():
         grasp = rule.at(scene, name, option)
-        hits = scene.inside(points @ rotation_z(grasp.yaw).T + grasp.point, ignore=(name,))
-        if hits == 0:
+        hand = points @ rotation_z(grasp.yaw).T + grasp.point
+        # Lifted straight up from where the closing fingers draw it, it must hit nothing either.
+        drawn = np.array([np.cos(option.angle), np.sin(option.angle), 0.0]) * -option.shift
+        raised = [hull + drawn * 2.3 + np.array([0.0, 0.0, up]) for up in (0.015, 0.03, 0.045)]
+        hits = scene.inside(hand, (name,)) + 5 * scene.inside(np.concatenate(raised), (name,))
+        if hits <= _GRAZING:
             return option
         if hits < least:
             best, least = option, hits
