@@ -1,0 +1,187 @@
+"""The results page and the README's headline figures, from `docs/results/*.json`: `make docs`.
+
+No figure in the docs is typed by hand. Each result has a table of its own, so that figures measured
+under different protocols never share one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from regrasp.episodes.results import Figure, read_result
+
+#: What a result measures, in the order of the page; results not named here follow by name.
+TITLES: dict[str, str] = {
+    "demo": "The loop closed once: perturbed episodes without and with the supervisor",
+    "bench_sim": "Simulation: stock LIBERO and ours side by side",
+    "bench_store": "Random training windows: our store and LeRobotDataset on the same episodes",
+    "experts": "Scripted experts on the training initial states",
+    "eval_vla": "The shipped policy on held-out initial states",
+}
+
+#: What was promised of a figure: (at least or at most, bound).
+PROMISES: dict[tuple[str, str], tuple[str, float]] = {
+    ("bench_sim", "physics_ratio"): (">=", 5.0),
+    ("bench_sim", "pixels_ratio"): (">=", 15.0),
+    ("bench_sim", "chunk_ratio"): (">=", 35.0),
+    ("bench_sim", "two_worker_ratio"): (">=", 1.8),
+    ("bench_store", "windows_ratio"): (">=", 10.0),
+    ("experts", "libero_object"): (">=", 0.95),
+    ("experts", "libero_spatial"): (">=", 0.95),
+    ("experts", "libero_goal"): (">=", 0.85),
+    ("eval_vla", "libero_object"): (">=", 0.85),
+    ("eval_vla", "libero_spatial"): (">=", 0.75),
+    ("demo", "minutes"): ("<=", 15.0),
+}
+
+#: Sentences of the README: (result, figure, what it is).
+HEADLINES: tuple[tuple[str, str, str], ...] = (
+    ("demo", "success_base", "success on perturbed episodes, the policy alone"),
+    ("demo", "success_supervised", "the same episodes, supervised"),
+    ("demo", "paired_difference", "paired difference of the two"),
+    ("demo", "false_alarm_rate", "false alarms on unperturbed episodes"),
+    ("eval_vla", "libero_object", "shipped policy, libero_object, held-out initial states"),
+    ("eval_vla", "libero_spatial", "shipped policy, libero_spatial, held-out initial states"),
+    ("eval_vla", "wrong_instruction", "the same policy, given a wrong instruction"),
+    ("experts", "libero_object", "scripted experts, libero_object"),
+    ("experts", "libero_spatial", "scripted experts, libero_spatial"),
+    ("experts", "libero_goal", "scripted experts, libero_goal"),
+    ("bench_sim", "physics_ratio", "control steps/s without rendering, over stock LIBERO"),
+    ("bench_sim", "pixels_ratio", "control steps/s with two cameras, over stock LIBERO"),
+    ("bench_store", "windows_ratio", "random training windows/s, over LeRobotDataset"),
+)
+
+BEGIN, END = "<!-- figures: made by `make docs` -->", "<!-- end of figures -->"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Write the results page and the README's figures.
+
+    Attributes:
+        root: the checkout.
+        check: only say whether they are up to date (exit status 1 when not).
+    """
+
+    root: Path = Path()
+    check: bool = False
+
+
+def main(args: Args) -> None:
+    """Write both, or compare both; SystemExit names the file that is out of date."""
+    records = load(args.root / "docs/results")
+    readme = args.root / "README.md"
+    wanted = {
+        args.root / "docs/results.md": results_page(records),
+        readme: with_headlines(readme.read_text(), records),
+    }
+    for path, text in wanted.items():
+        if args.check and (not path.exists() or path.read_text() != text):
+            raise SystemExit(f"{path} is not what docs/results/*.json say; run `make docs`")
+        if not args.check:
+            path.write_text(text)
+
+
+def load(directory: Path) -> list[dict[str, Any]]:
+    """Every result of ``directory``, in the order of the page."""
+    order = {name: i for i, name in enumerate(TITLES)}
+    names = sorted((p.stem for p in directory.glob("*.json")), key=lambda n: (order.get(n, 99), n))
+    return [read_result(name, directory) for name in names]
+
+
+def results_page(records: list[dict[str, Any]]) -> str:
+    """The page ``docs/results.md``."""
+    head = (
+        "# Results\n\n"
+        "Made by `make docs` from `docs/results/*.json`; each file was written by the command shown"
+        " above its table. Intervals are 95 %: Wilson for rates, Newcombe or bootstrap for"
+        " differences and ratios, normal for means. A promise counts as met when the value meets it; the interval"
+        " says how sure that is. A `+` after a commit means that files differed from it.\n"
+    )
+    return "\n".join([head, *map(_section, records)])
+
+
+def with_headlines(readme: str, records: list[dict[str, Any]]) -> str:
+    """``readme`` with the lines between its two markers made anew."""
+    if BEGIN not in readme or END not in readme:
+        raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
+    figures = {record["name"]: record["figures"] for record in records}
+    rows = [
+        f"| {text} | {_number(figures[name][key].value)} | {_interval(figures[name][key])} |"
+        for name, key, text in HEADLINES
+        if key in figures.get(name, {})
+    ]
+    table = "\n".join(["| what | value | 95 % interval |", "| --- | --- | --- |", *rows])
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def _section(record: dict[str, Any]) -> str:
+    """One result: what, how, on what, and its table."""
+    name, machine = record["name"], record["machine"]
+    hardware = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB"
+    if machine["accelerator"]:
+        hardware += f", {machine['accelerator']}"
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    commit = record["commit"] or "unknown"
+    commit = commit[:10] + ("+" if commit.endswith("+") else "")
+    promised = any((name, key) in PROMISES for key in record["figures"])
+    columns = ["figure", "value", "95 % interval", "n", "unit", *(["promise"] if promised else [])]
+    rows = []
+    for key, figure in record["figures"].items():
+        n = "" if figure.n is None else f"{figure.n:,}"
+        cells = [f"`{key}`", _number(figure.value), _interval(figure), n, figure.unit]
+        rows.append(cells + ([_promise(name, key, figure)] if promised else []))
+    return "\n".join(
+        [
+            f"## {TITLES.get(name, name)}\n",
+            f"    {record['command']}\n",
+            f"- file: [`{name}.json`](results/{name}.json), {record['date'][:10]},"
+            f" commit {commit}, seeds {_seeds(record['seeds'])},"
+            f" protocol `{record['protocol_hash']}`",
+            f"- machine: {hardware}; Python {machine['python']}, {versions}\n",
+            _row(columns),
+            _row(["---"] * len(columns)),
+            *map(_row, rows),
+            "",
+        ]
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _promise(name: str, key: str, figure: Figure) -> str:
+    """The bound and whether the value keeps it."""
+    if (name, key) not in PROMISES:
+        return ""
+    sign, bound = PROMISES[name, key]
+    met = figure.value >= bound if sign == ">=" else figure.value <= bound
+    return f"{sign} {_number(bound)}: {'met' if met else '**missed**'}"
+
+
+def _interval(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _number(value: float) -> str:
+    """Three significant digits; integers in full, with separators."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{round(value):,}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{digits}f}" if digits <= 6 else f"{value:.2e}"
+
+
+def _seeds(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds)) if len(seeds) <= 5 else f"{seeds[0]} to {seeds[-1]}"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
