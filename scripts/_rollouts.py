@@ -35,8 +35,10 @@ def _small_vla(path: Path | None) -> Any:
     from regrasp.policies.small_vla import SmallVLA
 
     torch.set_num_threads(1)  # the workers share the cores among themselves
+    policy = SmallVLA.load(path)
     # Whole chunks: what is not executed is what the next chunk is compared with.
-    return SmallVLA.load(path, execute=None)
+    policy.set_execute(policy.model.config.chunk)
+    return policy
 
 
 #: Policies a run can name; each value loads one, from a checkpoint folder or as shipped (None).
@@ -119,7 +121,8 @@ def plan_pairs(
     seed: int,
 ) -> list[Job]:
     """Both arms of every episode: each kind spread evenly over tasks and initial states."""
-    jobs, index = [], 0
+    jobs: list[Job] = []
+    index = 0
     for kind, count in counts.items():
         # Another kind starts elsewhere in the list of states, so that a few episodes of each
         # kind do not all use the first ones.

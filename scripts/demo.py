@@ -69,7 +69,7 @@ class Args:
         tasks: tasks of each suite, the first ones.
         counts: episodes of each kind.
         tries: rewinds at most in an episode.
-        execute: actions executed of each chunk.
+        execute: actions executed of each chunk; half of it when None.
         alpha: bound on false alarms an episode.
         policy: name of the policy.
         checkpoint: folder of its weights; the shipped ones when None.
@@ -90,7 +90,7 @@ class Args:
     tasks: int = 10
     counts: Counts = field(default_factory=Counts)
     tries: int = 2
-    execute: int = 8
+    execute: int | None = None
     alpha: float = 0.1
     policy: str = "small_vla"
     checkpoint: Path | None = None
@@ -118,7 +118,7 @@ def main(args: Args) -> Summary:
         args.protocol,
         args.policy,
         args.checkpoint,
-        args.execute,
+        args.execute or policy.spec.chunk // 2,
         folder,
         args.tries,
     )
