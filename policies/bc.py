@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -190,9 +191,16 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(c.seed + 1)
         self.model = load_model(init)[0] if init is not None else VLA(model or VLAConfig())
         size = self.model.config
-        common = {"validation_every": c.validation_every, "memory_gb": c.memory_gb}
-        self.windows = Windows(stores, size, weights=weights, **common)
-        held_out = Windows(stores, size, validation=True, **{**common, "memory_gb": 0.0})
+        self.windows = Windows(
+            stores,
+            size,
+            weights=weights,
+            validation_every=c.validation_every,
+            memory_gb=c.memory_gb,
+        )
+        held_out = Windows(
+            stores, size, validation=True, validation_every=c.validation_every, memory_gb=0.0
+        )
         self.validation = [
             held_out.batch(64, np.random.default_rng((c.seed, 2, k)), NO_AUGMENTATION)
             for k in range(math.ceil(c.validation_windows / 64))
@@ -287,7 +295,7 @@ class Trainer:
         meta = {"step": self.step, "windows": self.step * self.config.batch, **state, **extra}
         save_model(self.folder / "policy", self.averaged(), meta=meta)
 
-    def run(self, report=lambda **_: None) -> dict[str, float]:
+    def run(self, report: Callable[..., None] = lambda **_: None) -> dict[str, float]:
         """Train to the end; returns the last validation.
 
         Args:
@@ -342,7 +350,7 @@ class Trainer:
             log.close()
         return validation
 
-    def _log(self, writer, log, kind: str, values: dict[str, float]) -> None:
+    def _log(self, writer: Any, log: TextIO, kind: str, values: dict[str, float]) -> None:
         """To TensorBoard and, one line of JSON, to ``log.jsonl``."""
         for name, value in values.items():
             writer.add_scalar(f"{kind}/{name}", value, self.step)

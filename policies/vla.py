@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +94,10 @@ class VLAConfig:
         unknown = set(data) - set(cls.__dataclass_fields__)
         if unknown:
             raise ValueError(f"VLAConfig: unknown fields {sorted(unknown)}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items()
+        }
+        return cls(**fields)
 
 
 class Inputs(NamedTuple):
@@ -289,7 +292,7 @@ class VLA(nn.Module):
         action: Tensor,
         valid: Tensor,
         draws: int,
-        generator: torch.Generator,
+        generator: torch.Generator | None,
     ) -> Tensor:
         """Flow-matching loss of normalised ``action`` ``[B, H, A]``, mean over valid steps only."""
         batch, device = len(action), action.device
@@ -305,7 +308,7 @@ class VLA(nn.Module):
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def losses(
-        self, inputs: Inputs, labels: Labels, draws: int, generator: torch.Generator
+        self, inputs: Inputs, labels: Labels, draws: int, generator: torch.Generator | None
     ) -> tuple[dict[str, Tensor], Encoded]:
         """Every loss that the labels allow, unweighted, and the encoding they were taken on."""
         encoded = self.encode(inputs)
@@ -340,7 +343,7 @@ class VLA(nn.Module):
 
     @torch.no_grad()
     def sample(
-        self, encoded: Encoded, num_samples: int, flow_steps: int, generator: torch.Generator
+        self, encoded: Encoded, num_samples: int, flow_steps: int, generator: torch.Generator | None
     ) -> Tensor:
         """Draw chunks ``[B, N, H, A]`` in environment units.
 

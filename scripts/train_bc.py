@@ -53,7 +53,15 @@ def main(args: Args) -> None:
     with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
         bar = progress.add_task("starting", total=1.0)
 
-        def report(*, step, progress: float, losses, samples_per_second, wait_fraction, validation):
+        def report(
+            *,
+            step: int,
+            progress: float,
+            losses: dict[str, float],
+            samples_per_second: float,
+            wait_fraction: float,
+            validation: dict[str, float],
+        ) -> None:
             text = f"step {step}  {samples_per_second:.0f} windows/s  waiting {wait_fraction:.0%}"
             text += "  " + " ".join(f"{k} {v:.3f}" for k, v in losses.items() if k != "norm")
             if "target_cm" in validation:
