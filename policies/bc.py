@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from regrasp.episodes.store import EpisodeStore
 from regrasp.policies.checkpoint import latest_training, load_training, save_training
-from regrasp.policies.data import NO_AUGMENTATION, Augmentation, Windows
+from regrasp.policies.data import NO_AUGMENTATION, Augmentation, Windows, label_key
 from regrasp.policies.small_vla import load_model, save_model
 from regrasp.policies.text import embed_instruction
 from regrasp.policies.vla import VLA, Inputs, Labels, VLAConfig, state_features
@@ -93,8 +93,8 @@ def fit_statistics(model: VLA, stores: Sequence[str | Path], instructions: Seque
     actions, states = [], []
     for path in stores:
         store = EpisodeStore.open(path)
-        label = "expert_action" if "expert_action" in store.steps else "action"
-        actions.append(store.steps[label].read(0, store.num_steps))
+        label = store.steps[label_key(store)].read(0, store.num_steps)
+        actions.append(label.reshape(-1, label.shape[-1]))
         states.append(store.steps["state"].read(0, store.num_steps))
     action = np.concatenate(actions).astype(np.float32)
     low, high = np.quantile(action, [0.01, 0.99], axis=0)

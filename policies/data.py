@@ -96,15 +96,18 @@ class Windows:
             if not chosen:
                 continue
             keys = [f"image/{camera}" for camera in config.cameras] + ["state"]
-            keys += [key for key in ("aux", "phase") if key in store.steps]
-            label = "expert_action" if "expert_action" in store.steps else "action"
+            keys += [key for key in ("aux", "phase", "expert_chunk") if key in store.steps]
+            label = label_key(store)
+            actions = () if label == "expert_chunk" else (label,)
+            if "segment" in store.steps:
+                actions += ("segment",)
             bounds = [store.bounds(i) for i in chosen]
             size = sum(b - a for a, b in bounds) * 3 * config.image_size**2 * len(config.cameras)
             reader = WindowReader(
                 store,
                 horizon=config.chunk,
                 observation_keys=keys,
-                action_keys=(label,),
+                action_keys=actions,
                 episodes=chosen,
                 in_memory=size <= left,
             )
@@ -138,6 +141,13 @@ class Windows:
             if count:
                 part: dict[str, Any] = reader.sample(int(count), rng)
                 part["label"] = part.pop(label)
+                if label == "expert_chunk":
+                    # Each step has a whole chunk of its own, and no other step's may follow it.
+                    part["label"] = part["label"][:, -1]
+                    part["mask"][:] = True
+                if "segment" in part:
+                    # Behind a disturbance the actions answer what this observation cannot show.
+                    part["mask"] &= part["segment"] == part["segment"][:, :1]
                 part["header"] = [reader.headers[i] for i in part["episode"]]
                 parts.append(part)
         return parts

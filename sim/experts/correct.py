@@ -33,6 +33,7 @@ def label_rollout(
     policy: Any,
     init_state: int,
     seed: int,
+    chunk: int,
     execute: int,
     goal: Sequence[Goal] | None = None,
     instruction: str | None = None,
@@ -45,7 +46,8 @@ def label_rollout(
         policy: a :class:`regrasp.policies.protocol.Policy`.
         init_state: which of the benchmark's initial states.
         seed: of the policy's noise and of the fixtures' places.
-        execute: actions executed of each chunk.
+        chunk: actions in a label (H).
+        execute: actions executed of each of the policy's chunks.
         goal: predicates that count as success; the task's own when None.
         instruction: what the policy is told; the task's own when None.
 
@@ -65,7 +67,7 @@ def label_rollout(
         observation = replace(env.observation(), instruction=instruction)
         snapshot = env.snapshot()
         row = {f"image/{name}": picture for name, picture in observation.images.items()}
-        row |= {"state": observation.state, **_branch(env, expert, policy.spec.chunk)}
+        row |= {"state": observation.state, **_branch(env, expert, chunk)}
         rows.append(row)
         snapshots.append(snapshot)
         env.restore(snapshot)
