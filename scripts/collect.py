@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from regrasp.episodes.store import EpisodeStore
@@ -67,7 +68,20 @@ class Job:
         return f"{self.suite}/{self.task}/{self.init_state}/{self.repeat}/{self.seed}"
 
 
-def plan(args: Args) -> list[Job]:
+class Plan(Protocol):
+    """What :func:`plan` reads of a command's arguments."""
+
+    out: Path
+    suites: tuple[str, ...]
+    tasks: tuple[int, ...]
+    init_states: int
+    repeats: int
+    other_goals: float
+    image_size: int
+    seed: int
+
+
+def plan(args: Plan, noise: bool = False) -> list[Job]:
     """Every job of a collection, ordered so that a part of it already covers every task."""
     from regrasp.sim import task_names
 
@@ -88,7 +102,7 @@ def plan(args: Args) -> list[Job]:
                     int(seed) % 2**31,
                     other,
                     args.image_size,
-                    args.noise,
+                    noise,
                 )
             )
     return jobs
@@ -107,14 +121,10 @@ def scene_of(job: Job) -> tuple[str, int]:
 _ENVS: dict[tuple[str, int, int], Any] = {}
 
 
-def collect_one(job: Job) -> dict[str, Any]:
-    """Run one job in a worker; append the episode when it succeeded. Returns a summary."""
+def cached_env(job: Job) -> Any:
+    """The job's environment; a worker keeps the one it used last."""
     from regrasp.sim import make_env
-    from regrasp.sim.experts import NoiseConfig, alternative_goals, make_expert, rollout_expert
 
-    store = EpisodeStore.open(job.out)
-    if job.key in {header.extra.get("job") for header in store.headers}:
-        return {"key": job.key, "success": True, "steps": 0}
     scene = (job.suite, job.task, job.image_size)
     if scene not in _ENVS:
         for env in _ENVS.values():
@@ -122,12 +132,28 @@ def collect_one(job: Job) -> dict[str, Any]:
         _ENVS.clear()
         size = (job.image_size, job.image_size)
         _ENVS[scene] = make_env(job.suite, job.task, cameras={"agentview": size, "wrist": size})
-    env = _ENVS[scene]
-    rng = np.random.default_rng(job.seed)
-    goal, instruction = None, env.task.instruction
-    if job.other_goal:
-        goals = alternative_goals(env)
-        goal, instruction = goals[rng.integers(len(goals))]
+    return _ENVS[scene]
+
+
+def choose_goal(job: Job, env: Any) -> tuple[list[Any] | None, str]:
+    """The job's goal (None is the task's own) and instruction."""
+    from regrasp.sim.experts import alternative_goals
+
+    if not job.other_goal:
+        return None, env.task.instruction
+    goals = alternative_goals(env)
+    return goals[np.random.default_rng(job.seed).integers(len(goals))]
+
+
+def collect_one(job: Job) -> dict[str, Any]:
+    """Run one job in a worker; append the episode when it succeeded. Returns a summary."""
+    from regrasp.sim.experts import NoiseConfig, make_expert, rollout_expert
+
+    store = EpisodeStore.open(job.out)
+    if job.key in {header.extra.get("job") for header in store.headers}:
+        return {"key": job.key, "success": True, "kept": True}
+    env = cached_env(job)
+    goal, instruction = choose_goal(job, env)
     episode = rollout_expert(
         env,
         make_expert(env, goal=goal),
@@ -140,49 +166,80 @@ def collect_one(job: Job) -> dict[str, Any]:
     episode.header.extra["job"] = job.key
     if episode.header.success:
         store.append(episode)
-    return {"key": job.key, "success": episode.header.success, "steps": len(episode)}
+    success = episode.header.success
+    return {"key": job.key, "success": success, "kept": success}
+
+
+def execute_jobs(
+    console: Console,
+    out: Path,
+    jobs: Sequence[Any],
+    function: Callable[[Any], dict[str, Any]],
+    affinity: Callable[[Any], Hashable],
+    keys: Sequence[str],
+    workers: int,
+) -> list[dict[str, Any]]:
+    """Run the jobs that ``out`` does not have yet, with a progress bar.
+
+    Jobs that ran but left nothing in the store are remembered in ``dropped.jsonl``.
+
+    Returns:
+        The results of all jobs that left something to tell: earlier drops and this run's.
+
+    Raises:
+        SystemExit: some jobs did not run; running the command again tries them.
+    """
+    from regrasp.sim.workers import EpisodeError, run_episodes
+
+    dropped_file = out / "dropped.jsonl"
+    results = _read_lines(dropped_file)
+    have = {header.extra.get("job") for header in EpisodeStore.open(out).headers}
+    have |= {result["key"] for result in results}
+    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in have]
+    console.print(f"{len(jobs) - len(todo)} episodes done before, {len(todo)} to go")
+    failures = 0
+    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress, dropped_file.open("a") as log:
+        bar = progress.add_task("episodes", total=len(todo))
+        for index, result in run_episodes(
+            todo,
+            function,
+            workers=workers,
+            timeout_s=300.0,
+            recycle_after=300,
+            affinity=affinity,
+        ):
+            progress.advance(bar)
+            if isinstance(result, EpisodeError):
+                failures += 1
+                console.print(f"[red]{todo[index]}: {result}")
+                continue
+            results.append(result)
+            if not result["kept"]:
+                log.write(json.dumps(result) + "\n")
+                log.flush()
+    if failures:
+        raise SystemExit(f"{failures} jobs did not run; run the command again")
+    return results
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; a kill may have cut the last one."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
 def main(args: Args) -> None:
     """Collect what is missing and print the yield by task."""
-    from regrasp.sim.workers import EpisodeError, run_episodes
-
     console = Console()
     attrs = {"collection": {"seed": args.seed, "suites": list(args.suites), "noise": args.noise}}
-    store = EpisodeStore.create(args.out, attrs=attrs, exist_ok=True)
-    failed_file = args.out / "failed.jsonl"
-    failed = (
-        [json.loads(line) for line in failed_file.read_text().splitlines()]
-        if (failed_file.exists())
-        else []
-    )
-    have = {header.extra.get("job") for header in store.headers} | {f["key"] for f in failed}
-    jobs = [job for job in plan(args) if job.key not in have]
-    console.print(f"{len(have)} episodes done before, {len(jobs)} to go")
-    errors: Counter[str] = Counter()
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, failed_file.open("a") as log:
-        bar = progress.add_task("episodes", total=len(jobs))
-        for index, result in run_episodes(
-            jobs,
-            collect_one,
-            workers=args.workers,
-            timeout_s=300.0,
-            recycle_after=300,
-            affinity=scene_of,
-        ):
-            progress.advance(bar)
-            if isinstance(result, EpisodeError):
-                errors[str(result)] += 1
-                console.print(f"[red]{jobs[index].key}: {result}")
-            elif not result["success"]:
-                log.write(json.dumps(result) + "\n")
-                log.flush()
-                failed.append(result)
-    store.refresh()
-    _print_yield(console, store, failed)
-    if errors:
-        raise SystemExit(f"{sum(errors.values())} jobs did not run; run the command again")
+    EpisodeStore.create(args.out, attrs=attrs, exist_ok=True)
+    jobs = plan(args, args.noise)
+    keys = [job.key for job in jobs]
+    execute_jobs(console, args.out, jobs, collect_one, scene_of, keys, args.workers)
+    dropped = _read_lines(args.out / "dropped.jsonl")
+    _print_yield(console, EpisodeStore.open(args.out), dropped)
 
 
 def _print_yield(console: Console, store: EpisodeStore, failed: list[dict[str, Any]]) -> None:

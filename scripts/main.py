@@ -34,6 +34,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("demo", "perturbed episodes without and with the supervisor, and a report"),
     "data collect": Command("collect", "demonstrations of the scripted experts, into a store"),
+    "data correct": Command("correct", "DAgger: a policy drives, the expert labels its looks"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
     "eval": Command("evaluate", "a policy's success in LIBERO under a recorded protocol"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
