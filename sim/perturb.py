@@ -185,32 +185,35 @@ class Slip(Perturbation):
 
 @dataclass(frozen=True)
 class ActionNoise(Perturbation):
-    """A burst that throws the arm off: one random direction held, plus white noise.
+    """A burst that throws the arm off: one random motion held, plus white noise.
 
     Attributes:
-        bias: size of the held direction, in action units (1.0 is 5 cm a control step).
+        bias: size of the held translation, in action units (1.0 asks for 5 cm a control step; the
+            arm follows about a quarter of it).
+        turn: size of the held rotation, in action units (1.0 asks for 0.5 rad a control step).
         noise: standard deviation of the white part, in action units.
     """
 
     kind: ClassVar[str] = "action_noise"
     when: Trigger = field(default_factory=NearObject)
-    steps: int = 8
-    bias: float = 0.8
-    noise: float = 0.3
+    steps: int = 14
+    bias: float = 0.9
+    turn: float = 0.6
+    noise: float = 0.2
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """The bias and each step's noise, ``[steps, 6]`` in all."""
-        direction = rng.normal(size=3)
+        direction, axis = rng.normal(size=3), rng.normal(size=3)
         direction[2] = abs(direction[2])  # not into the table
         burst = self.noise * rng.normal(size=(self.steps, 6))
         burst[:, :3] += self.bias * direction / np.linalg.norm(direction)
+        burst[:, 3:] += self.turn * axis / np.linalg.norm(axis)
         return {"burst": burst.round(6).tolist()}
 
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
-        """Add the burst, within the action's limits."""
-        action = action.copy()
-        action[:6] = np.clip(action[:6] + np.asarray(drawn["burst"][i]), -1.0, 1.0)
-        return action
+        """Replace the motion by the burst; the gripper stays the policy's."""
+        burst = np.clip(drawn["burst"][i], -1.0, 1.0)
+        return np.append(burst, action[6]).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -226,9 +229,9 @@ class InitialPose(Perturbation):
     """
 
     kind: ClassVar[str] = "initial_pose"
-    steps: int = 14
+    steps: int = 20
     size: float = 1.0
-    turn: float = 0.2
+    turn: float = 0.6
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """The action, ``[7]``."""
