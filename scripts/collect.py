@@ -113,9 +113,9 @@ def _stable(name: str) -> int:
     return int.from_bytes(name.encode()[-8:], "little")
 
 
-def scene_of(job: Job) -> tuple[str, int]:
-    """Jobs of one scene go to one worker, which then builds the scene once."""
-    return job.suite, job.task
+def scene_of(job: Job) -> tuple[str, int, int]:
+    """Jobs of one scene go to one worker, which then builds the scene once, repeat by repeat."""
+    return job.suite, job.task, job.repeat
 
 
 _ENVS: dict[tuple[str, int, int], Any] = {}

@@ -98,7 +98,7 @@ def correct_one(task: CorrectionJob) -> dict[str, Any]:
     return {"key": job.key, "success": episode.header.success, "kept": len(episode) > 0}
 
 
-def correction_scene(task: CorrectionJob) -> tuple[str, int]:
+def correction_scene(task: CorrectionJob) -> tuple[str, int, int]:
     """Jobs of one scene go to one worker."""
     return scene_of(task.job)
 
