@@ -260,3 +260,8 @@ def _shifted(frames: np.ndarray, moves: np.ndarray) -> np.ndarray:
     for source, row, column, target in zip(frames, rows, columns, out, strict=True):
         np.take(source[row], column, axis=1, out=target)
     return out
+
+
+def label_key(store: EpisodeStore) -> str:
+    """The array that holds what to imitate: whole chunks, else the expert's, else the executed."""
+    return next(k for k in ("expert_chunk", "expert_action", "action") if k in store.steps)
