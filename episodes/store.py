@@ -163,7 +163,7 @@ class EpisodeStore(Sequence[Episode]):
         """First and one-past-last row of episode ``index`` in ``data/<key>``."""
         return _bounds(self.episode_ends, self._index(index))
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
         """Episode ``index`` (negative counts from the end), or a list of them for a slice."""
         if isinstance(index, slice):
             return [self.load(i) for i in range(*index.indices(len(self)))]

@@ -72,7 +72,7 @@ class Mlp:
     @classmethod
     def from_weights(cls, weights: Mapping[str, np.ndarray], prefix: str) -> Mlp:
         """Invert :meth:`weights`; a missing prefix raises ValueError."""
-        layers = []
+        layers: list[tuple[np.ndarray, np.ndarray]] = []
         while f"{prefix}.{len(layers)}.weight" in weights:
             stem = f"{prefix}.{len(layers)}"
             layers.append(

@@ -141,7 +141,8 @@ class _Run:
         policy.reset(segment_seed(self.header.seed, self.segment))
         if monitor is not None:
             monitor.reset()
-        self.trace, self.grippers = [self.state], []
+        self.trace = [self.state]
+        self.grippers: list[float] = []
         executed = np.zeros((0, 0), dtype=np.float32)
         inferences, alarmed = 0, False
         while not self.over:

@@ -41,7 +41,7 @@ def choose(pairs: Sequence[Pair], count: int) -> list[Pair]:
         return ranks[pair.outcome] + (pair.outcome == "both" and not alarmed(pair.supervised))
 
     seen: dict[tuple[int, str], int] = {}
-    order = []
+    order: list[tuple[float, int, Pair]] = []
     # In the order they were planned, which goes round the tasks.
     for pair in sorted(pairs, key=lambda pair: int(pair.id.rsplit("/", 1)[1])):
         key = (interest(pair), pair.kind)

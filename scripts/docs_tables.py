@@ -100,7 +100,8 @@ def results_page(records: list[dict[str, Any]]) -> str:
         "Made by `make docs` from `docs/results/*.json`; each file was written by the command shown"
         " above its table. Intervals are 95 %: Wilson for rates, Newcombe or bootstrap for"
         " differences and ratios, normal for means. A promise counts as met when the value meets"
-        " it; the interval says how sure that is. A `+` after a commit means that files differed from it.\n"
+        " it; the interval says how sure that is. A `+` after a commit means that files differed"
+        " from it.\n"
     )
     return "\n".join([head, *map(_section, records)])
 

@@ -229,7 +229,7 @@ def _policy_facts(args: Args) -> tuple[str, int]:
     from regrasp.policies.small_vla import SmallVLA
 
     policy = SmallVLA.load(args.policy)
-    return policy.hash, args.replan or policy.config.execute
+    return policy.hash(), args.replan or policy.spec.chunk
 
 
 def _settings(args: Args) -> dict[str, Any]:

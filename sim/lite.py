@@ -86,15 +86,17 @@ def reduce_scene(xml: str, config: LiteConfig | None = None) -> str:
             f"{None if compiler is None else compiler.get('inertiagrouprange')!r}; '0 0' is needed "
             "so that visual geoms carry no inertia"
         )
-    solid, visual = set(), set()
+    solid: set[str] = set()
+    visual: set[str] = set()
     for geom in root.iter("geom"):
-        if geom.get("mesh"):
+        mesh = geom.get("mesh")
+        if mesh:
             ghost = geom.get("contype") == "0" and geom.get("conaffinity") == "0"
             hidden_group = geom.get("group") == "0"
-            (visual if ghost and not hidden_group else solid).add(geom.get("mesh"))
+            (visual if ghost and not hidden_group else solid).add(mesh)
     for element in root.iter("mesh"):
         name, path = element.get("name"), element.get("file")
-        if name in visual and name not in solid and path:
+        if name and name in visual and name not in solid and path:
             limit = config.robot_faces if name.startswith("robot") else config.max_faces
             element.set("file", str(reduced_mesh(Path(path), limit, config.folder())))
     return ElementTree.tostring(root, encoding="unicode")
@@ -138,16 +140,15 @@ def simplify(mesh: Mesh, max_faces: int) -> Mesh:
     probe = (0.9 * corners + 0.1 * centre).reshape(-1, 3)
     owner, weights = _nearest_on_surface(mesh, probe)
 
-    def carry(attribute: np.ndarray | None) -> np.ndarray | None:
-        if attribute is None:
-            return None
+    def carry(attribute: np.ndarray) -> np.ndarray:
         picked = np.einsum("nk,nkd->nd", weights, attribute[owner])
         return picked.reshape(len(triangles), 3, -1)
 
     source = mesh.normals if mesh.normals is not None else _smooth_normals(mesh)
     normals = carry(source)
     length = np.linalg.norm(normals, axis=-1, keepdims=True)
-    return Mesh(points, triangles, carry(mesh.uv), normals / np.maximum(length, 1e-9))
+    uv = None if mesh.uv is None else carry(mesh.uv)
+    return Mesh(points, triangles, uv, normals / np.maximum(length, 1e-9))
 
 
 def _nearest_on_surface(mesh: Mesh, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,7 +211,10 @@ def read_mesh(path: Path) -> Mesh:
 
 
 def _decode_obj(text: str) -> Mesh:
-    vertices, uvs, normals, corners = [], [], [], []
+    vertices: list[list[float]] = []
+    uvs: list[list[float]] = []
+    normals: list[list[float]] = []
+    corners: list[list[list[int]]] = []
     for line in text.splitlines():
         word = line.split()
         if not word:
@@ -225,7 +229,7 @@ def _decode_obj(text: str) -> Mesh:
             split = [[*w.split("/"), "", ""][:3] for w in word[1:]]
             ring = [[int(x) if x else 0 for x in parts] for parts in split]
             corners.extend([ring[0], ring[k], ring[k + 1]] for k in range(1, len(ring) - 1))
-    index = np.array(corners, np.int64).reshape(-1, 3, 3)
+    index: np.ndarray = np.array(corners, np.int64).reshape(-1, 3, 3)
     sizes = np.array([len(vertices), len(uvs), len(normals)])
     index = np.where(index < 0, index + sizes, index - 1)
     uv = np.array(uvs)[index[..., 1]] if uvs and (index[..., 1] >= 0).all() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -52,7 +53,7 @@ class Snapshot:
     def to_bytes(self) -> bytes:
         """A portable copy (NumPy's npz, no pickle); :meth:`from_bytes` inverts it."""
         buffer = io.BytesIO()
-        fields = {f"model/{key}": value for key, value in self.model.items()}
+        fields: dict[str, Any] = {f"model/{key}": value for key, value in self.model.items()}
         np.savez(
             buffer,
             now=self.now,

@@ -180,9 +180,9 @@ class VectorEnv:
                 longer than ``max_chunk`` with ``render="all"``.
         """
         self._check(actions)
-        requests = {}
+        requests, starts = {}, {}
         for index, chunk in actions.items():
-            self._running(index)
+            starts[index] = self._running(index)
             chunk = np.asarray(chunk, np.float64)
             if chunk.ndim != 2 or len(chunk) == 0 or not np.isfinite(chunk).all():
                 raise ValueError(
@@ -197,7 +197,7 @@ class VectorEnv:
             requests[index] = ("step", chunk, render)
         outcomes = {}
         for index, answer in self._ask(requests, self._step_timeout_s).items():
-            start = self._seats[index].start
+            start = starts[index]
             if isinstance(answer, str):
                 outcomes[index] = Outcome(start, {}, {}, lost=answer)
                 self._seats[index].start = None
@@ -277,14 +277,16 @@ class VectorEnv:
         if wrong:
             raise IndexError(f"VectorEnv: no environments {wrong}; there are {len(self._seats)}")
 
-    def _running(self, index: int) -> None:
-        if self._seats[index].start is None:
+    def _running(self, index: int) -> Start:
+        start = self._seats[index].start
+        if start is None:
             raise RuntimeError(f"VectorEnv: environment {index} has no episode; reset it first")
+        return start
 
     def _ask(self, requests: Mapping[int, tuple[Any, ...]], timeout_s: float) -> dict[int, Any]:
         """Send each request; index -> its answer (a tuple), or the way the worker ended (a str)."""
         deadline = time.monotonic() + timeout_s
-        waiting: dict[Connection, int] = {}
+        waiting: dict[Any, int] = {}
         answers: dict[int, Any] = {}
         errors: dict[int, str] = {}
         for index, request in requests.items():
@@ -295,7 +297,7 @@ class VectorEnv:
             except (BrokenPipeError, ConnectionResetError):
                 answers[index] = self._replace(index, None)
         while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            ready: list[Any] = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             for connection in ready:
                 index = waiting.pop(connection)
                 try:
@@ -336,7 +338,7 @@ class VectorEnv:
         self._arrays = _view(self._memory, layout, len(self._seats), self._max_chunk)
 
     def _attachment(self, seat: _Seat) -> tuple[Any, ...] | None:
-        if seat.buffer == self._memory.name:
+        if self._memory is None or seat.buffer == self._memory.name:
             return None
         seat.buffer = self._memory.name
         return (self._memory.name, self._layout, len(self._seats), self._max_chunk)
@@ -354,7 +356,8 @@ def _total_size(layout: Layout, count: int, slots: int) -> int:
 
 def _view(memory: SharedMemory, layout: Layout, count: int, slots: int) -> dict[str, np.ndarray]:
     """key -> ``[count, slots, ...]``; slot 0 is the newest observation."""
-    arrays, offset = {}, 0
+    arrays: dict[str, np.ndarray] = {}
+    offset = 0
     for key, (shape, dtype) in layout.items():
         offset += -offset % 64
         full = (count, slots, *shape)
@@ -369,6 +372,7 @@ def _serve_env(connection: Connection, index: int, factory: Callable[..., Any], 
     memory: SharedMemory | None = None
     arrays: dict[str, np.ndarray] = {}
     env: Any = None
+    reply: tuple[Any, ...]
 
     def write(observations: list[dict[str, np.ndarray]]) -> list[list[str]]:
         for k, observation in enumerate(observations):

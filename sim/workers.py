@@ -146,7 +146,7 @@ def _run[Job, Result](
                     continue
                 if message[0] == "ready":
                     slot.ready, failed_starts = True, 0
-                else:
+                elif slot.job is not None:
                     index, slot.job = slot.job, None
                     slot.done += 1
                     if message[0] == "ok":

@@ -14,7 +14,6 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
-
 from regrasp.sim.experts.scene import Scene
 
 OPEN, CLOSE = -1.0, 1.0
@@ -205,7 +204,7 @@ class Expert:
         """The action for the environment's present state, float32 ``[7]`` in [-1, 1]."""
         scene = self.scene
         scene.update()
-        for skill in self.skills:  # noqa: B007  (the last one holds when all are satisfied)
+        for skill in self.skills:
             if not skill.satisfied(scene):
                 self.done = False
                 break
@@ -213,10 +212,7 @@ class Expert:
             self.done = True
         self.subtask = skill.name
         self.target_pos, self.goal_pos = skill.points(scene)
-        if self.done:
-            command = Command(Phase.DONE, None, NOMINAL, OPEN)
-        else:
-            command = skill.command(scene)
+        command = Command(Phase.DONE, None, NOMINAL, OPEN) if self.done else skill.command(scene)
         self.phase = command.phase
         scene.last_gripper = command.gripper
         return servo(command, scene.eef, scene.eef_rot)

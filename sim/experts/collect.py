@@ -60,7 +60,7 @@ class Disturbance:
         self._config = config
         self._rng = np.random.default_rng(seed)
         self._left = 0
-        self._offset = np.zeros(6)
+        self._offset: np.ndarray = np.zeros(6)
         self._flip = False
         if config is not None and self._rng.random() < config.start_burst:
             self._begin(config, longest=2 * config.burst_steps[1], flips=False)
@@ -187,7 +187,7 @@ def alternative_goals(env: Any) -> list[tuple[list[Goal], str]]:
     if basket not in env.problem.object_sites_dict:
         raise ValueError(f"alternative_goals: {env.suite}/{env.task_name} has no basket")
     own = {name for state in env.problem.parsed_problem["goal_state"] for name in state}
-    goals = []
+    goals: list[tuple[list[Goal], str]] = []
     for name in sorted(env.problem.objects_dict):
         if name in own or name.startswith("basket"):
             continue

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
 from regrasp.sim.experts.base import CLOSE, NOMINAL, OPEN, Command, Phase, funnel, rotation_z, wrap
 from regrasp.sim.experts.grasps import TIP, Grasp, GraspRule, Option, choose
 from regrasp.sim.experts.scene import Scene
@@ -159,7 +158,9 @@ class PickPlace:
         target[2] = max(target[2], floor)
         arrived = lateral < self.place.tolerance
         down = eef[2] - target[2] < 0.006
-        landed = self.place.on_contact and eef[2] - target[2] < 0.03 and scene.supported(self.object)
+        landed = (
+            self.place.on_contact and eef[2] - target[2] < 0.03 and scene.supported(self.object)
+        )
         if arrived and (down or landed):
             self._releasing = True
             self._held = False
