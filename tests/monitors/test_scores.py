@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from regrasp.episodes.types import Episode, EpisodeHeader, PolicyOutput
 from regrasp.monitors.base import lookup, score_episode
+from regrasp.monitors.clock import Clock
 from regrasp.monitors.mlp import Mlp
 from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.tide import Tide
@@ -82,6 +83,11 @@ def test_tide_refuses_disjoint_chunks():
         score.update(answer(np.zeros((1, H, A))), np.zeros((H, A)))
 
 
+def test_clock_counts_executed_steps():
+    episode = recorded(np.random.default_rng(0))
+    np.testing.assert_array_equal(score_episode(Clock(), episode), episode.chunks["step"])
+
+
 def test_tide_grows_with_disagreement():
     scores = [
         score_episode(Tide(), recorded(np.random.default_rng(1), chunks=80, noise=n)).mean()
@@ -146,7 +152,8 @@ def test_mlp_gradient_matches_finite_differences():
 def test_stored_and_live_scores_are_identical(rnd, window):
     episode = recorded(np.random.default_rng(7), noise=0.2)
     trained, _ = rnd
-    for score in (Tide(window=window), RndOe.build({"window": window}, trained.weights())):
+    rnd_oe = RndOe.build({"window": window}, trained.weights())
+    for score in (Tide(window=window), rnd_oe, Clock()):
         np.testing.assert_array_equal(live(score, episode), score_episode(score, episode))
 
 
@@ -156,6 +163,7 @@ def test_state_continues_and_segments_reset(rnd):
     for make in (
         lambda: Tide(window=3),
         lambda: RndOe.build({"window": 3}, trained.weights()),
+        Clock,
     ):
         whole = score_episode(make(), episode)
         first, second = make(), make()
