@@ -9,11 +9,10 @@ its shape and its neighbours allow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-
 from regrasp.sim.experts.base import rotation_z, wrap
 from regrasp.sim.experts.scene import Scene
 
@@ -44,12 +43,14 @@ class Grasp:
         yaw: rotation of the hand about world z, radians, in [-pi/2, pi/2).
         top: height of the object's highest point, metres.
         bottom: height of its lowest point, metres.
+        draw: how far the closing fingers move it, metres ``[3]``.
     """
 
     point: np.ndarray
     yaw: float
     top: float
     bottom: float
+    draw: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
 
 @dataclass(frozen=True)
@@ -126,25 +127,25 @@ class Rim:
     """One finger inside, one outside, across the wall.
 
     An option is the rim point's direction and a shift of the hand inwards, for want of room
-    outside; closing then draws the bowl that much outwards between the fingers.
+    outside; closing then draws the bowl that much towards its middle between the fingers.
 
     Attributes:
         depth: how far below the rim the grip site goes, metres.
         inset: how far inside the outermost rim the grip site is, metres.
+        drawer: cabinet in whose drawer the bowl stands: it is drawn across the drawer, for drawn
+            along it the drawer would close over it.
     """
 
     depth: float = 0.006
     inset: float = 0.003
+    drawer: str | None = None
 
     def options(self) -> list[Option]:
-        """The rim point towards world +y first, then -y, then those that need more yaw.
-
-        A drawn bowl may take the drawer it stands in along, so it is drawn sideways if it can be.
-        """
+        """The rim point towards world +y first, then -y, then those that need more yaw."""
+        if self.drawer:
+            return [Option(angle, shift) for shift in (0.018, 0.024) for angle in (np.pi, 0.0)]
         turns = np.radians((0, 30, -30, 60, -60, 90))
-        free = [Option(side + turn) for turn in turns for side in (np.pi / 2, -np.pi / 2)]
-        sideways = (-30, 150, 0, 180, 30, -150, 120, -60, 60, -120, 90, -90)
-        return free + [Option(np.radians(angle), 0.018) for angle in sideways]
+        return [Option(side + turn) for turn in turns for side in (np.pi / 2, -np.pi / 2)]
 
     def at(self, scene: Scene, name: str, option: Option) -> Grasp:
         """See :class:`GraspRule`."""
@@ -152,15 +153,20 @@ class Rim:
         low, high = hull[:, 2].min(), hull[:, 2].max()
         rim = hull[hull[:, 2] > high - 0.012]
         centre = (rim.min(0) + rim.max(0)) / 2
-        out = np.array([np.cos(option.angle), np.sin(option.angle)])
+        angle = option.angle
+        if self.drawer:
+            across = scene.rot(self.drawer)[:, 0]  # drawers slide along the cabinet's y
+            angle += float(np.arctan2(across[1], across[0]))
+        out = np.array([np.cos(angle), np.sin(angle)])
         reach = (rim[:, :2] - centre[:2]) @ out
         near = rim[reach > reach.max() - 0.004]
         # As the outer finger closes it pushes the wall before it: less and less of a shift.
         shift = min(option.shift, scene.width / 2)
         xy = centre[:2] + out * (reach.max() - self.inset - shift)
         z = near[:, 2].mean() - self.depth
-        yaw = wrap(option.angle - np.pi / 2 + 1e-6)
-        return Grasp(np.array([xy[0], xy[1], z]), yaw, float(high), float(low))
+        yaw = wrap(angle - np.pi / 2 + 1e-6)
+        draw = np.array([*out, 0.0]) * -option.shift
+        return Grasp(np.array([xy[0], xy[1], z]), yaw, float(high), float(low), draw)
 
 
 def _hand_points(margin: float) -> np.ndarray:
@@ -186,13 +192,13 @@ def choose(scene: Scene, name: str, rule: GraspRule, margin: float = 0.004) -> O
     """
     points = _hand_points(margin)
     hull = scene.hull(name)
-    best, least = None, np.inf
-    for option in rule.options():
+    options = rule.options()
+    best, least = options[0], np.inf
+    for option in options:
         grasp = rule.at(scene, name, option)
         hand = points @ rotation_z(grasp.yaw).T + grasp.point
         # Lifted straight up from where the closing fingers draw it, it must hit nothing either.
-        drawn = np.array([np.cos(option.angle), np.sin(option.angle), 0.0]) * -option.shift
-        raised = [hull + drawn * 2.3 + np.array([0.0, 0.0, up]) for up in (0.015, 0.03, 0.045)]
+        raised = [hull + grasp.draw * 1.5 + np.array([0.0, 0.0, up]) for up in (0.015, 0.03, 0.045)]
         hits = scene.inside(hand, (name,)) + 5 * scene.inside(np.concatenate(raised), (name,))
         if hits <= _GRAZING:
             return option

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from regrasp.sim.experts.base import Expert, Skill
 from regrasp.sim.experts.grasps import Around, GraspRule, Rim
 from regrasp.sim.experts.pick_place import PickPlace, Place
@@ -27,11 +26,19 @@ ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
 RIM = {"akita_black_bowl"}
 
 
-def _grasp_for(name: str) -> GraspRule:
+def _grasp_for(env: Any, name: str) -> GraspRule:
     kind = _category(name)
     if kind in RIM:
-        return Rim()
+        return Rim(drawer=_drawer_of(env, name))
     return Around(round_=kind in ROUND)
+
+
+def _drawer_of(env: Any, name: str) -> str | None:
+    """The cabinet in whose drawer an object starts, if it does."""
+    for state in env.problem.parsed_problem["initial_state"]:
+        if state[1] == name and state[-1].endswith(("top_region", "middle_region", "bottom_region")):
+            return state[-1].rsplit("_", 2)[0]
+    return None
 
 
 def _bottom_offset(scene: Scene, name: str) -> float:
@@ -81,10 +88,10 @@ def skill_for(env: Any, goal: Goal) -> Skill:
     verb, *names = goal[0].lower(), *goal[1:]
     objects = env.problem.objects_dict
     if verb == "in" and names[0] in objects and names[1].endswith("contain_region"):
-        return PickPlace(names[0], _grasp_for(names[0]), _into_basket(names[0], names[1], goal))
+        return PickPlace(names[0], _grasp_for(env, names[0]), _into_basket(names[0], names[1], goal))
     if verb == "on" and names[0] in objects:
         onto = _onto_object if names[1] in objects else _onto_site
-        return PickPlace(names[0], _grasp_for(names[0]), onto(names[0], names[1], goal))
+        return PickPlace(names[0], _grasp_for(env, names[0]), onto(names[0], names[1], goal))
     raise ValueError(f"goal {goal}: no expert is written for it; known are In, On")
 
 
