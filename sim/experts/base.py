@@ -26,6 +26,9 @@ POS_GAIN, ROT_GAIN = 2.2, 0.5
 #: Metres and radians of one unit of action (robosuite OSC_POSE ``output_max``).
 POS_UNIT, ROT_UNIT = 0.05, 0.5
 
+#: Largest rotation component of an action.
+_MOST_TURN = 0.5
+
 #: Present orientation of the hand in every LIBERO initial state, give or take 0.05 rad: pointing
 #: down, tilted 0.057 rad about world y, fingers closing along world y. Keeping the tilt means no
 #: rotation is asked for at the start, and keeps the axis-angle state away from its cut at pi.
@@ -69,6 +72,7 @@ class Command:
         gripper: OPEN or CLOSE.
         xy_scale: factor in [0, 1] on the horizontal motion (rise first, then move over).
         speed: largest action component, at most 1.
+        turn: gain on the orientation error.
     """
 
     phase: Phase
@@ -77,6 +81,7 @@ class Command:
     gripper: float
     xy_scale: float = 1.0
     speed: float = 1.0
+    turn: float = ROT_GAIN
 
 
 class Skill(Protocol):
@@ -142,10 +147,10 @@ def servo(command: Command, pos: np.ndarray, rot: np.ndarray) -> np.ndarray:
             if norm > command.speed:
                 error[part] *= command.speed / norm
         action[:3] = error
-    turn = rotation_vector(command.rot @ rot.T) * (ROT_GAIN / ROT_UNIT)
+    turn = rotation_vector(command.rot @ rot.T) * (command.turn / ROT_UNIT)
     norm = float(np.linalg.norm(turn))
-    if norm > 0.4:
-        turn *= 0.4 / norm
+    if norm > _MOST_TURN:
+        turn *= _MOST_TURN / norm
     action[3:6] = turn
     action[6] = command.gripper
     return action.astype(np.float32)

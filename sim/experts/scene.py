@@ -146,6 +146,10 @@ class Scene:
         """Position of a site ``[3]``."""
         return np.array(self.problem.sim.data.get_site_xpos(name), float)
 
+    def top_of(self, geoms: np.ndarray) -> float:
+        """Height of the highest point of some solid geoms, metres."""
+        return float(self._high[np.isin(self._obstacles, geoms), 2].max())
+
     # Contacts
 
     def touching(self, first: np.ndarray, second: np.ndarray) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from regrasp.sim.experts.articulated import CloseDrawer, Drawer, OpenDrawer, TurnKnob
 from regrasp.sim.experts.base import Expert, Skill
-from regrasp.sim.experts.grasps import Around, GraspRule, Rim
+from regrasp.sim.experts.grasps import TIP, Around, GraspRule, Rim
 from regrasp.sim.experts.pick_place import PickPlace, Place
+from regrasp.sim.experts.push import DragPlate
 from regrasp.sim.experts.scene import Scene
 
 Goal = tuple[str, ...]
@@ -18,6 +20,12 @@ def _category(name: str) -> str:
     """``alphabet_soup_1`` -> ``alphabet_soup``."""
     return name.rsplit("_", 1)[0]
 
+
+#: Goals that :func:`skills_for` knows.
+KNOWN = ("In a basket", "In a drawer", "On an object", "On a site", "Open", "Close", "Turnon")
+
+#: How the region sites of drawers end.
+_DRAWERS = ("_top_region", "_middle_region", "_bottom_region")
 
 #: Kinds of object that are round about their upright axis.
 ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
@@ -33,10 +41,14 @@ def _grasp_for(env: Any, name: str) -> GraspRule:
     return Around(round_=kind in ROUND)
 
 
+def _is_drawer(region: str) -> bool:
+    return "cabinet" in region and region.endswith(_DRAWERS)
+
+
 def _drawer_of(env: Any, name: str) -> str | None:
     """The cabinet in whose drawer an object starts, if it does."""
     for state in env.problem.parsed_problem["initial_state"]:
-        if state[1] == name and state[-1].endswith(("top_region", "middle_region", "bottom_region")):
+        if state[1] == name and _is_drawer(state[-1]):
             return state[-1].rsplit("_", 2)[0]
     return None
 
@@ -61,13 +73,24 @@ def _into_basket(name: str, region: str, goal: Goal) -> Place:
     return Place(spot, goal, tolerance=0.02, hand_floor=lambda s: rim(s) - 0.005, on_contact=False)
 
 
+def _into_drawer(name: str, drawer: Drawer, goal: Goal) -> Place:
+    def spot(scene: Scene) -> np.ndarray:
+        # The middle of what is not under the cabinet: the part of the drawer pulled out.
+        out = scene.site(drawer.region) - drawer.opening(scene) * 0.004
+        out[2] -= 0.03 - _bottom_offset(scene, name)
+        return out
+
+    # The outer finger has no room inside: the hand stays above the drawer's wall.
+    return Place(spot, goal, hand_floor=lambda s: drawer.wall_top(s) + TIP + 0.004)
+
+
 def _onto_object(name: str, support: str, goal: Goal) -> Place:
     def spot(scene: Scene) -> np.ndarray:
         out = scene.pos(support)
         out[2] += _bottom_offset(scene, name)
         return out
 
-    return Place(spot, goal)
+    return Place(spot, goal, ignore=(support,))
 
 
 def _onto_site(name: str, site: str, goal: Goal) -> Place:
@@ -79,20 +102,37 @@ def _onto_site(name: str, site: str, goal: Goal) -> Place:
     return Place(spot, goal)
 
 
-def skill_for(env: Any, goal: Goal) -> Skill:
-    """The skill that makes ``goal`` true.
+def skills_for(env: Any, goal: Goal) -> list[Skill]:
+    """The skills that make ``goal`` true, in order; first those that make it possible.
 
     Raises:
         ValueError: no expert is written for this predicate and these objects.
     """
-    verb, *names = goal[0].lower(), *goal[1:]
-    objects = env.problem.objects_dict
-    if verb == "in" and names[0] in objects and names[1].endswith("contain_region"):
-        return PickPlace(names[0], _grasp_for(env, names[0]), _into_basket(names[0], names[1], goal))
-    if verb == "on" and names[0] in objects:
-        onto = _onto_object if names[1] in objects else _onto_site
-        return PickPlace(names[0], _grasp_for(env, names[0]), onto(names[0], names[1], goal))
-    raise ValueError(f"goal {goal}: no expert is written for it; known are In, On")
+    verb, names = goal[0].lower(), goal[1:]
+    objects, fixtures = env.problem.objects_dict, env.problem.fixtures_dict
+    target = names[-1]
+    drawer = Drawer(target) if _is_drawer(target) else None
+    if verb == "open" and drawer:
+        return [OpenDrawer(drawer, goal)]
+    if verb == "close" and drawer:
+        return [CloseDrawer(drawer, goal)]
+    if verb == "turnon" and target in fixtures:
+        return [TurnKnob(target, goal)]
+    if verb in ("in", "on") and names[0] in objects:
+        name = names[0]
+        grasp = _grasp_for(env, name)
+        if _category(name) == "plate":
+            return [DragPlate(name, target, goal)]
+        if verb == "in" and drawer:
+            place = _into_drawer(name, drawer, goal)
+            first = OpenDrawer(drawer, ("open", target), until=goal)
+            return [first, PickPlace(name, grasp, place)]
+        if verb == "in" and target.startswith("basket"):
+            return [PickPlace(name, grasp, _into_basket(name, target, goal))]
+        if verb == "on":
+            onto = _onto_object if target in objects else _onto_site
+            return [PickPlace(name, grasp, onto(name, target, goal))]
+    raise ValueError(f"goal {goal}: no expert is written for it; known are {', '.join(KNOWN)}")
 
 
 def make_expert(env: Any, goal: Sequence[Goal] | None = None) -> Expert:
@@ -108,4 +148,7 @@ def make_expert(env: Any, goal: Sequence[Goal] | None = None) -> Expert:
     """
     if goal is None:
         goal = [tuple(state) for state in env.problem.parsed_problem["goal_state"]]
-    return Expert(Scene(env), [skill_for(env, tuple(state)) for state in goal])
+    # What is put inside something goes in before that is shut.
+    ordered = sorted((tuple(state) for state in goal), key=lambda g: g[0].lower() == "close")
+    skills = [skill for state in ordered for skill in skills_for(env, state)]
+    return Expert(Scene(env), skills)
