@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 
 VENV=.venv
 TOOLS=.venv-tools
+PLUGIN=lerobot_policy_regrasp # a distribution of its own, because LeRobot finds plugins by that name
 STAMP=$VENV/.regrasp-stamp
 GL_PACKAGES="libegl1 libgl1 libgles2 libegl-mesa0 libgl1-mesa-dri libosmesa6"
 TEST_PACKAGES="chromium"
@@ -107,7 +108,8 @@ find_python() {
 
 # --- the environment ----------------------------------------------------------------------------
 fingerprint() {
-    { pwd && cat requirements.lock pyproject.toml scripts/bootstrap.sh; } | sha256sum
+    { pwd && cat requirements.lock pyproject.toml $PLUGIN/pyproject.toml scripts/bootstrap.sh; } |
+        sha256sum
 }
 
 python_environment() {
@@ -126,7 +128,8 @@ python_environment() {
     say "installing requirements.lock (about 3 GB to download the first time)"
     VIRTUAL_ENV=$PWD/$VENV "$uv" pip install --quiet -r requirements.lock
     # setuptools is in the lock, so that building needs nothing that is not pinned.
-    VIRTUAL_ENV=$PWD/$VENV "$uv" pip install --quiet --no-deps --no-build-isolation -e .
+    VIRTUAL_ENV=$PWD/$VENV "$uv" pip install --quiet --no-deps --no-build-isolation \
+        -e . -e "./$PLUGIN"
     fingerprint >"$STAMP"
     say "ready: $VENV/bin/regrasp --help"
 }
