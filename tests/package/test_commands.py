@@ -40,6 +40,12 @@ def test_every_verb_is_a_file_with_args_and_main(verb, capsys):
     assert left.value.code not in (0, None)
 
 
+def test_every_command_file_has_a_verb():
+    files = {p.stem for p in sources() if p.parent.name == "scripts" and p.stem != "docs_tables"}
+    commands = {f for f in files if "class Args" in (ROOT / f"scripts/{f}.py").read_text()}
+    assert commands == {command.module for command in COMMANDS.values()}
+
+
 def test_help_imports_no_verb():
     code = (
         "import sys; from regrasp.scripts.main import main; main(['--help']); main(['bench'])\n"

@@ -25,7 +25,9 @@ def tracked(*patterns):
 
 def test_packages_are_the_folders():
     folders = {str(Path(name).parent) for name in tracked("*.py")}
-    folders = {f for f in folders if f.split("/")[0] != "tests"}
+    # Not of the package: the tests, and distributions of their own.
+    others = {"tests", *(str(Path(name).parent) for name in tracked("*/pyproject.toml"))}
+    folders = {f for f in folders if f.split("/")[0] not in others}
     expected = {"regrasp" if f == "." else f"regrasp.{f.replace('/', '.')}" for f in folders}
     assert expected == PACKAGES
     for folder in folders:
