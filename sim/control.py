@@ -6,6 +6,11 @@ half, so the controller can sit between the halves: one pass instead of three, t
 The whole control step (25 substeps at 20 Hz) is one compiled call that calls MuJoCo's C functions
 directly and holds no interpreter lock.
 
+Stock's extra passes leave one trace: each solves the contacts once more under the previous torques
+and so moves the point from which MuJoCo's iterative solver starts. Where contacts change, that
+shows at the solver's tolerance. With ``exact`` those solves and robosuite's own compiled matrix
+routines are kept (but not the repeated kinematics), and every number equals stock's bit for bit.
+
 Equations: Khatib 1987, as in robosuite 1.4 ``controllers/osc.py`` (uncoupled position and
 orientation, fixed impedance, null-space posture task). Inverses are Cholesky solves of the same
 symmetric matrices that robosuite pseudo-inverts; a matrix that is not positive definite falls back
@@ -23,6 +28,12 @@ import llvmlite.binding
 import mujoco
 import numba
 import numpy as np
+from robosuite.utils.control_utils import (
+    nullspace_torques,
+    opspace_matrices,
+    orientation_error,
+)
+from robosuite.utils.transform_utils import quat2mat
 
 _LIBRARY = next(Path(mujoco.__file__).parent.glob("libmujoco.so*"))
 llvmlite.binding.load_library_permanently(str(_LIBRARY))
@@ -30,6 +41,15 @@ llvmlite.binding.load_library_permanently(str(_LIBRARY))
 _ADDRESS = numba.types.intp
 _mj_step1 = numba.types.ExternalFunction("mj_step1", numba.types.void(_ADDRESS, _ADDRESS))
 _mj_step2 = numba.types.ExternalFunction("mj_step2", numba.types.void(_ADDRESS, _ADDRESS))
+_mj_fwd_actuation = numba.types.ExternalFunction(
+    "mj_fwdActuation", numba.types.void(_ADDRESS, _ADDRESS)
+)
+_mj_fwd_acceleration = numba.types.ExternalFunction(
+    "mj_fwdAcceleration", numba.types.void(_ADDRESS, _ADDRESS)
+)
+_mj_fwd_constraint = numba.types.ExternalFunction(
+    "mj_fwdConstraint", numba.types.void(_ADDRESS, _ADDRESS)
+)
 _mj_jac_site = numba.types.ExternalFunction(
     "mj_jacSite",
     numba.types.void(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, numba.types.int32),
@@ -105,29 +125,13 @@ def _apply_inverse(matrix: np.ndarray, b: np.ndarray) -> np.ndarray:
 @numba.njit(cache=True, nogil=True)
 def _rotation(delta: np.ndarray) -> np.ndarray:
     """Rotation matrix of an axis-angle vector, through robosuite's float32 quaternion."""
-    angle = math.sqrt(delta[0] ** 2 + delta[1] ** 2 + delta[2] ** 2)
+    angle = math.sqrt(np.dot(delta, delta))
     if angle == 0.0:
         return np.eye(3)
-    q = np.empty(4, np.float32)
-    q[0] = np.float32(math.cos(angle / 2.0))
-    s = math.sin(angle / 2.0)
-    for i in range(3):
-        q[i + 1] = np.float32(delta[i] / angle * s)
-    scale = math.sqrt(2.0 / np.dot(q, q))
-    for i in range(4):
-        q[i] = np.float32(q[i] * scale)
-    out = np.empty((3, 3))
-    one = np.float64(1.0)
-    out[0, 0] = one - q[2] * q[2] - q[3] * q[3]
-    out[0, 1] = q[1] * q[2] - q[3] * q[0]
-    out[0, 2] = q[1] * q[3] + q[2] * q[0]
-    out[1, 0] = q[1] * q[2] + q[3] * q[0]
-    out[1, 1] = one - q[1] * q[1] - q[3] * q[3]
-    out[1, 2] = q[2] * q[3] - q[1] * q[0]
-    out[2, 0] = q[1] * q[3] - q[2] * q[0]
-    out[2, 1] = q[2] * q[3] + q[1] * q[0]
-    out[2, 2] = one - q[1] * q[1] - q[2] * q[2]
-    return out
+    q = np.empty(4)
+    q[3] = math.cos(angle / 2.0)
+    q[:3] = delta / angle * math.sin(angle / 2.0)
+    return quat2mat(q)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -153,14 +157,8 @@ def _refresh(
     nv = qvel.shape[0]
     state[_POS] = site_xpos[site]
     state[_ORI] = site_xmat[site]
-    for r in range(3):
-        sp = 0.0
-        sr = 0.0
-        for c in range(nv):
-            sp += jacp[r, c] * qvel[c]
-            sr += jacr[r, c] * qvel[c]
-        state[34 + r] = sp
-        state[37 + r] = sr
+    state[34:37] = np.dot(jacp, qvel)
+    state[37:40] = np.dot(jacr, qvel)
     jac = state[_JAC].reshape(6, 7)
     mass = state[_MASS].reshape(7, 7)
     slot = -np.ones(nv, np.int64)
@@ -224,11 +222,32 @@ def _torques(state, kp, kd):
 
 
 @numba.njit(cache=True, nogil=True)
+def _exact_torques(state, kp, kd):
+    """:func:`_torques` by robosuite's own routines, in its order of operations and layouts."""
+    error = orientation_error(state[_GOAL_ORI].reshape(3, 3), state[_ORI].reshape(3, 3))
+    force = (state[_GOAL_POS] - state[_POS]) * kp[:3] - state[34:37] * kd[:3]
+    torque = error * kp[3:] - state[37:40] * kd[3:]
+    jac = np.asfortranarray(state[_JAC].reshape(6, 7))
+    mass = state[_MASS].reshape(7, 7).T
+    _, lambda_pos, lambda_ori, null = opspace_matrices(
+        mass, jac, np.asfortranarray(jac[:3]), np.asfortranarray(jac[3:])
+    )
+    wrench = np.empty(6)
+    wrench[:3] = np.dot(lambda_pos, force)
+    wrench[3:] = np.dot(lambda_ori, torque)
+    posture = nullspace_torques(
+        mass, null, state[_REST].copy(), state[_Q].copy(), state[_QD].copy()
+    )
+    return np.dot(jac.T, wrench), posture
+
+
+@numba.njit(cache=True, nogil=True)
 def _control_step(
     action,
     state,
     model,
     data,
+    exact,
     substeps,
     qpos,
     qvel,
@@ -260,6 +279,12 @@ def _control_step(
         if i == substeps - 1:
             _mj_get_state(model, data, before.ctypes.data, _INTEGRATION)
         _mj_step1(model, data)
+        if exact:
+            # robosuite's two forward passes; only one before its controller refreshes again.
+            for _ in range(1 + int(state[_FRESH])):
+                _mj_fwd_actuation(model, data)
+                _mj_fwd_acceleration(model, data)
+                _mj_fwd_constraint(model, data)
         if i == 0:
             if state[_FRESH] == 1.0:
                 _refresh(
@@ -283,7 +308,7 @@ def _control_step(
             for k in range(6):
                 delta[k] = min(max(action[k], -1.0), 1.0) * scale[k]
             if delta[3] != 0.0 or delta[4] != 0.0 or delta[5] != 0.0:
-                goal = _rotation(delta[3:]) @ state[_ORI].reshape(3, 3)
+                goal = np.dot(_rotation(delta[3:].copy()), state[_ORI].reshape(3, 3))
                 state[_GOAL_ORI] = goal.ravel()
             for k in range(3):
                 state[k] = state[22 + k] + delta[k]
@@ -305,10 +330,15 @@ def _control_step(
                 jacp,
                 jacr,
             )
-        tau = _torques(state, kp, kd)
+        if exact:
+            tau, posture = _exact_torques(state, kp, kd)
+        else:
+            tau = _torques(state, kp, kd)
         state[_FRESH] = 1.0
         for k in range(7):
             total = tau[k] + bias[dof_index[k]]
+            if exact:
+                total += posture[k]
             ctrl[arm_ctrl[k]] = min(max(total, torque_low[k]), torque_high[k])
         sign = 0.0
         if action[6] > 0.0:
@@ -331,6 +361,7 @@ class CompiledControl:
         robot: a robosuite 1.4 ``SingleArm`` with an OSC_POSE controller and a Panda gripper, just
             after a reset.
         substeps: physics substeps in a control step.
+        exact: whether to equal stock bit for bit, at about half the speed.
 
     Raises:
         ValueError: the controller or gripper is one that this file does not reproduce.
@@ -344,6 +375,7 @@ class CompiledControl:
 
     robot: Any
     substeps: int
+    exact: bool = False
     state: np.ndarray = field(init=False)
     before: np.ndarray = field(init=False)
 
@@ -394,6 +426,7 @@ class CompiledControl:
         self._arguments = (
             m_adr,
             d_adr,
+            self.exact,
             self.substeps,
             qpos,
             qvel,

@@ -36,7 +36,7 @@ class Scene:
         self.data: mujoco.MjData = self.problem.sim.data._data
         self._home = (self.model.body_pos.copy(), self.model.body_quat.copy())
         self._samplers = list(self.problem.object_property_initializers)
-        self._placements: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._placements: dict[int, list[tuple[np.ndarray, ...]]] = {}
         self.problem.hard_reset = False
         self.problem.reset()
         np.random.set_state(outside)  # noqa: NPY002
@@ -47,15 +47,18 @@ class Scene:
         drawn = self._placements.setdefault(seed, [])
         if len(drawn) <= trial:
             drawn[:] = self._draw(seed, trial + 1)
-        self.model.body_pos[:], self.model.body_quat[:] = drawn[trial]
+        self.model.body_pos[:], self.model.body_quat[:], self._warm_start = drawn[trial]
 
-    def _draw(self, seed: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The first ``count`` fixture placements of LIBERO's global random stream."""
+    def _draw(self, seed: int, count: int) -> list[tuple[np.ndarray, ...]]:
+        """The first ``count`` fixture placements of LIBERO's global random stream.
+
+        Each is (body_pos, body_quat, the solver's warm start that such a reset leaves behind).
+        """
         from robosuite.utils.errors import RandomizationError
 
         outside = np.random.get_state()  # noqa: NPY002 - robosuite draws from the global stream
         np.random.seed(seed)  # noqa: NPY002
-        drawn: list[tuple[np.ndarray, np.ndarray]] = []
+        drawn: list[tuple[np.ndarray, ...]] = []
         rebuilds = 1
         try:
             for _ in range(count + _MAX_PLACEMENT_TRIES):
@@ -67,7 +70,8 @@ class Scene:
                     self.problem.reset()
                 except RandomizationError:
                     continue
-                drawn.append((self.model.body_pos.copy(), self.model.body_quat.copy()))
+                placed = (self.model.body_pos, self.model.body_quat, self.data.qacc_warmstart)
+                drawn.append(tuple(x.copy() for x in placed))
                 if len(drawn) == count:
                     return drawn
         finally:
@@ -81,6 +85,8 @@ class Scene:
     def set_state(self, state: np.ndarray) -> None:
         """Set a flattened ``[1 + nq + nv]`` state on freshly reset data, kinematics current.
 
+        Call :meth:`place_fixtures` before: the solver starts where stock's does after its reset.
+
         Raises:
             ValueError: the state's length is not the model's.
         """
@@ -92,6 +98,7 @@ class Scene:
         self.data.time = state[0]
         self.data.qpos[:] = state[1 : 1 + nq]
         self.data.qvel[:] = state[1 + nq :]
+        self.data.qacc_warmstart[:] = self._warm_start
         mujoco.mj_forward(self.model, self.data)
 
 
@@ -110,6 +117,11 @@ def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
         self.sim.forward()
         self.initialize_time(self.control_freq)
 
+    def _reset_internal(self: Any) -> None:
+        # A rebuilt simulation runs one pass in the model's default pose before it is posed.
+        self.sim.forward()
+        base._reset_internal(self)
+
     def check_contact(self: Any, geoms_1: Any, geoms_2: Any = None) -> bool:
         pairs = self.sim.data._data.contact.geom
         if not len(pairs):
@@ -126,6 +138,7 @@ def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
         (base,),
         {
             "_initialize_sim": _initialize_sim,
+            "_reset_internal": _reset_internal,
             "check_contact": check_contact,
             "__module__": __name__,
         },
