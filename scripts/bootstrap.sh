@@ -69,7 +69,7 @@ find_uv() {
         python=$(command -v python3 || command -v python) ||
             fail "neither uv nor python3 is on PATH; install one of them"
         say "installing uv into $TOOLS"
-        "$python" -m pip install --quiet --disable-pip-version-check --upgrade \
+        PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --upgrade \
             --target "$TOOLS" uv >&2 ||
             fail "'$python -m pip install uv' failed; install uv yourself and run this again"
     fi
