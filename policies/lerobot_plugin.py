@@ -29,12 +29,11 @@ from lerobot.utils.constants import (
     POLICY_POSTPROCESSOR_DEFAULT_NAME,
     POLICY_PREPROCESSOR_DEFAULT_NAME,
 )
-from torch import Tensor
-
 from regrasp.policies.small_vla import SmallVLA
 from regrasp.policies.text import embed_batch, embed_instruction
 from regrasp.policies.trunk import prepare_image
 from regrasp.policies.vla import VLA, Inputs, Labels, VLAConfig
+from torch import Tensor
 
 #: Camera names of LeRobot's LIBERO environment and data sets, in the order of ours.
 LIBERO_CAMERAS = {"agentview": "observation.images.image", "wrist": "observation.images.image2"}
@@ -169,7 +168,8 @@ class RegraspVLAPolicy(PreTrainedPolicy):
     ) -> None:
         """A fresh network; its statistics come from the data set where one is given."""
         super().__init__(config)
-        self.model = VLA(config.network())
+        # LeRobot saves AdamW's moments as they lie; safetensors refuses channels-last ones.
+        self.model = VLA(config.network()).to(memory_format=torch.contiguous_format)
         if dataset_stats is not None and dataset_meta is not None:
             instructions = [str(task) for task in dataset_meta.tasks.index]
             _set_statistics(self.model, dataset_stats, instructions)
@@ -291,9 +291,7 @@ def export_to_lerobot(
     after.save_pretrained(folder, config_filename=f"{POLICY_POSTPROCESSOR_DEFAULT_NAME}.json")
 
 
-def _set_statistics(
-    model: VLA, stats: dict[str, dict[str, Any]], instructions: list[str]
-) -> None:
+def _set_statistics(model: VLA, stats: dict[str, dict[str, Any]], instructions: list[str]) -> None:
     """Statistics of a LeRobot data set to those of the network."""
 
     def get(key: str, *names: str) -> Tensor:
