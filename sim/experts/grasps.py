@@ -163,7 +163,7 @@ class Rim:
         # As the outer finger closes it pushes the wall before it: less and less of a shift.
         shift = min(option.shift, scene.width / 2)
         xy = centre[:2] + out * (reach.max() - self.inset - shift)
-        z = near[:, 2].mean() - self.depth
+        z = max(near[:, 2].mean() - self.depth, low + TIP + 0.001)
         yaw = wrap(angle - np.pi / 2 + 1e-6)
         draw = np.array([*out, 0.0]) * -option.shift
         return Grasp(np.array([xy[0], xy[1], z]), yaw, float(high), float(low), draw)

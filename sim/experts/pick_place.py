@@ -24,7 +24,7 @@ class Place:
         tolerance: lateral error at which it may be let go, metres.
         hand_floor: gives the lowest height the grip site may take here (walls, racks), or -inf.
         on_contact: let go as soon as the object touches anything while over the spot.
-        ignore: objects that are no obstacle while the held one comes down.
+        slide: stay on the table all the way instead of lifting.
     """
 
     spot: Callable[[Scene], np.ndarray]
@@ -32,7 +32,7 @@ class Place:
     tolerance: float = 0.015
     hand_floor: Callable[[Scene], float] = lambda scene: -np.inf
     on_contact: bool = True
-    ignore: tuple[str, ...] = ()
+    slide: bool = False
 
 
 class PickPlace:
@@ -165,10 +165,12 @@ class PickPlace:
             self._releasing = True
             self._held = False
             return self._release(scene, grasp, rot)
+        if self.place.slide:
+            return Command(Phase.PUSH, target, rot, CLOSE, speed=0.7)
         # Heights of the hand at which the object, and the hand itself, pass over everything.
         hanging = eef[2] - grasp.bottom
         if lateral > 0.03:
-            ignore = (self.object, *self.place.ignore)
+            ignore = (self.object,)
             radius = self._radius(scene)
             under = scene.top_along(body, spot, radius, ignore)
             beside = scene.top_along(eef, eef + spot - body, 0.09, ignore)

@@ -10,7 +10,7 @@ from regrasp.sim.experts.articulated import CloseDrawer, Drawer, OpenDrawer, Tur
 from regrasp.sim.experts.base import Expert, Skill
 from regrasp.sim.experts.grasps import TIP, Around, GraspRule, Rim
 from regrasp.sim.experts.pick_place import PickPlace, Place
-from regrasp.sim.experts.push import DragPlate
+from regrasp.sim.experts.push import DragAside
 from regrasp.sim.experts.scene import Scene
 
 Goal = tuple[str, ...]
@@ -31,7 +31,7 @@ _DRAWERS = ("_top_region", "_middle_region", "_bottom_region")
 ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
 
 #: Kinds that are taken by the rim.
-RIM = {"akita_black_bowl"}
+RIM = {"akita_black_bowl", "plate"}
 
 
 def _grasp_for(env: Any, name: str) -> GraspRule:
@@ -84,13 +84,22 @@ def _into_drawer(name: str, drawer: Drawer, goal: Goal) -> Place:
     return Place(spot, goal, hand_floor=lambda s: drawer.wall_top(s) + TIP + 0.004)
 
 
+def _slid_to(name: str, site: str, goal: Goal) -> Place:
+    def spot(scene: Scene) -> np.ndarray:
+        out = scene.site(site)
+        out[2] += _bottom_offset(scene, name) + 0.006  # the region's site lies in the table
+        return out
+
+    return Place(spot, goal, slide=True)
+
+
 def _onto_object(name: str, support: str, goal: Goal) -> Place:
     def spot(scene: Scene) -> np.ndarray:
         out = scene.pos(support)
         out[2] += _bottom_offset(scene, name)
         return out
 
-    return Place(spot, goal, ignore=(support,))
+    return Place(spot, goal)
 
 
 def _onto_site(name: str, site: str, goal: Goal) -> Place:
@@ -122,11 +131,11 @@ def skills_for(env: Any, goal: Goal) -> list[Skill]:
         name = names[0]
         grasp = _grasp_for(env, name)
         if _category(name) == "plate":
-            return [DragPlate(name, target, goal)]
+            return [PickPlace(name, grasp, _slid_to(name, target, goal))]
         if verb == "in" and drawer:
             place = _into_drawer(name, drawer, goal)
             first = OpenDrawer(drawer, ("open", target), until=goal)
-            return [first, PickPlace(name, grasp, place)]
+            return [DragAside(name, drawer, goal), first, PickPlace(name, grasp, place)]
         if verb == "in" and target.startswith("basket"):
             return [PickPlace(name, grasp, _into_basket(name, target, goal))]
         if verb == "on":
