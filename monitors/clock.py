@@ -35,7 +35,7 @@ class Clock(Score):
 
     def state(self) -> dict[str, np.ndarray]:
         """The count."""
-        return {"steps": np.int64(self._steps).reshape(())}
+        return {"steps": np.array(self._steps, np.int64)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from :meth:`state`."""

@@ -98,7 +98,7 @@ class Windows:
             keys = [f"image/{camera}" for camera in config.cameras] + ["state"]
             keys += [key for key in ("aux", "phase", "expert_chunk") if key in store.steps]
             label = label_key(store)
-            actions = () if label == "expert_chunk" else (label,)
+            actions: tuple[str, ...] = () if label == "expert_chunk" else (label,)
             if "segment" in store.steps:
                 actions += ("segment",)
             bounds = [store.bounds(i) for i in chosen]

@@ -143,7 +143,7 @@ class RegraspVLAConfig(PreTrainedConfig):
             action_dim=self.action_feature.shape[0],
             chunk=self.chunk_size,
             patch=self.patch,
-            width=tuple(self.width),
+            width=(self.width[0], self.width[1]),
             blocks=tuple(self.blocks) or (2, *(1,) * (len(cameras) - 1)),
             keypoints=self.keypoints,
             dim=self.dim,

@@ -68,6 +68,7 @@ class Job:
         return f"{self.suite}/{self.task}/{self.init_state}/{self.repeat}/{self.seed}"
 
 
+@dataclass(frozen=True, match_args=False)  # so that frozen arguments of either command fit
 class Plan(Protocol):
     """What :func:`plan` reads of a command's arguments."""
 
