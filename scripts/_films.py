@@ -107,7 +107,8 @@ def draw_frames(env: Any, episode: Episode, seed: int, size: int) -> np.ndarray:
     """Frames uint8 ``[T / STRIDE, size, size, 3]`` of the front camera."""
     from regrasp.sim.env import CAMERAS
     from regrasp.sim.perturb import CameraShift, Scene, from_json
-    from regrasp.sim.render import Renderer, rotate_180
+    from regrasp.sim.render import Renderer
+    from regrasp.sim.transforms import rotate_180
 
     env.reset(options={"init_state": episode.header.init_state, "render": False}, seed=seed)
     shifts = [e for e in episode.header.extra["events"] if e["kind"] == CameraShift.kind]

@@ -104,14 +104,6 @@ def _free(gl: Any, context: mujoco.MjrContext) -> None:
     gl.free()
 
 
-def rotate_180(picture: np.ndarray) -> np.ndarray:
-    """Rotate ``[..., H, W, C]`` by 180 degrees; its own inverse.
-
-    Every published LIBERO policy sees ``image[::-1, ::-1]`` of robosuite's OpenGL-ordered picture.
-    """
-    return picture[..., ::-1, ::-1, :]
-
-
 def _make_gl_context(width: int, height: int) -> Any:
     """MUJOCO_GL's context: ``egl`` (default on Linux without a display) or ``osmesa``."""
     backend = os.environ.get("MUJOCO_GL", "egl")

@@ -103,13 +103,35 @@ class Scene:
 
 
 def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
-    """LIBERO's problem object for a task, without its own renderer and camera observations."""
-    import robosuite
+    """LIBERO's problem object for a task."""
     from libero.libero.envs import TASK_MAPPING
     from libero.libero.envs.bddl_utils import get_problem_info
-    from robosuite.utils.binding_utils import MjSim
 
     base = TASK_MAPPING[get_problem_info(str(task.bddl))["problem_name"]]
+    return build_problem(
+        base, (str(task.bddl),), mode, lite, initialization_noise=None, hard_reset=True
+    )
+
+
+def build_problem(
+    base: type,
+    arguments: tuple[Any, ...],
+    mode: RenderMode,
+    lite: LiteConfig | None,
+    **options: Any,
+) -> Any:
+    """A robosuite problem without its own renderer and camera observations.
+
+    Its meshes are reduced in ``lite`` mode and its contacts are checked in arrays.
+
+    Args:
+        base: the problem's class.
+        arguments: positional arguments of it.
+        mode, lite: how visual meshes are reduced.
+        options: further keyword arguments of it.
+    """
+    import robosuite
+    from robosuite.utils.binding_utils import MjSim
 
     def _initialize_sim(self: Any, xml_string: str | None = None) -> None:
         xml = xml_string or self.model.get_xml()
@@ -144,17 +166,16 @@ def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
         },
     )
     return fast(
-        str(task.bddl),
+        *arguments,
         robots=["Panda"],
         controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
         gripper_types="default",
-        initialization_noise=None,
         use_camera_obs=False,
         has_offscreen_renderer=False,
         control_freq=20,
         ignore_done=True,
-        hard_reset=True,
         camera_names=["agentview", "robot0_eye_in_hand"],
+        **options,
     )
 
 
