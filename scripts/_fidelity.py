@@ -1,0 +1,130 @@
+"""How far our simulation is from stock LIBERO, in numbers and in pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+from regrasp.episodes.results import Figure, bootstrap
+
+#: The suites of which tasks are compared.
+SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
+
+#: openpi's settling: stay, gripper open.
+SETTLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+
+PROTOCOL = {
+    "init_state": 0,
+    "seed": 7,
+    "settle_steps": 10,
+    "actions": "uniform in [-1, 1], seed 0",
+    "difference": "largest absolute difference of qpos (m, rad) and qvel (m/s, rad/s) from stock",
+    "exact": "exact=True, from the reset on",
+    "default": "exact=False, from stock's state after the settle steps",
+    "default_from_reset": "exact=False, from the reset on",
+    "ssim": "lite against full, Gaussian-free 7x7 windows, RGB, two cameras, 6 moments an episode",
+}
+
+#: (suite, task) -> measure -> number of actions -> difference.
+Differences = dict[str, dict[int, float]]
+
+#: After how many actions differences are reported.
+HORIZONS = (50, 200)
+
+
+def differences(job: tuple[str, int]) -> Differences:
+    """Largest differences from stock on one task, by measure of :data:`PROTOCOL` and horizon."""
+    from libero.libero.envs.env_wrapper import ControlEnv
+    from regrasp.sim import get_task, make_env
+
+    suite, task = job
+    chosen = get_task(suite, task)
+    stock = ControlEnv(
+        bddl_file_name=str(chosen.bddl), has_offscreen_renderer=False, use_camera_obs=False
+    )
+    stock.env.ignore_done = True
+    stock.seed(7)
+    stock.reset()
+    stock.set_init_state(chosen.init_states()[0])
+    for _ in range(10):
+        stock.step(SETTLE_ACTION)
+    ours = {
+        "exact": make_env(suite, task, exact=True, horizon=1_000_000),
+        "default": make_env(suite, task, horizon=1_000_000),
+        "default_from_reset": make_env(suite, task, horizon=1_000_000),
+    }
+    for env in ours.values():
+        env.reset(seed=7, options={"init_state": 0, "render": False})
+    ours["default"].restore(ours["exact"].snapshot())
+    theirs = stock.sim.data
+    worst = {name: 0.0 for name in ours}
+    result: Differences = {name: {} for name in ours}
+    for k, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (max(HORIZONS), 7)), 1):
+        stock.step(action)
+        for name, env in ours.items():
+            env.step(action, render=False)
+            apart = max(
+                np.abs(env.data.qpos - theirs.qpos).max(), np.abs(env.data.qvel - theirs.qvel).max()
+            )
+            worst[name] = max(worst[name], float(apart))
+            if k in HORIZONS:
+                result[name][k] = worst[name]
+    for env in (stock, *ours.values()):
+        env.close()
+    return result
+
+
+def difference_figures(measured: dict[tuple[str, int], Differences]) -> dict[str, Figure]:
+    """The worst task of each suite, and the share of tasks below 1e-12."""
+    figures = {}
+    for name in ("exact", "default", "default_from_reset"):
+        for horizon in HORIZONS:
+            values = {job: result[name][horizon] for job, result in measured.items()}
+            for suite in SUITES:
+                worst = max(value for job, value in values.items() if job[0] == suite)
+                count = sum(job[0] == suite for job in values)
+                figures[f"{suite}.{name}_difference_{horizon}"] = Figure(
+                    worst, n=count, unit="m, rad, m/s or rad/s"
+                )
+            below = sum(value < 1e-12 for value in values.values())
+            figures[f"{name}_below_1e-12_{horizon}"] = Figure.rate(
+                below, len(values), "share of tasks"
+            )
+    return figures
+
+
+def similarities(job: tuple[str, int]) -> dict[str, list[float]]:
+    """Camera -> SSIM of ``lite`` against ``full`` at six moments of one episode."""
+    from regrasp.sim import make_env
+    from skimage.metrics import structural_similarity
+
+    lite, full = make_env(*job, mode="lite"), make_env(*job, mode="full")
+    for env in (lite, full):
+        env.reset(seed=7, options={"init_state": 0, "render": False})
+    rng = np.random.default_rng(0)
+    values: dict[str, list[float]] = {name: [] for name in lite.config.cameras}
+    for _ in range(6):
+        full.restore(lite.snapshot())
+        ours, theirs = lite.observe(), full.observe()
+        for name in values:
+            values[name].append(
+                float(structural_similarity(ours[name], theirs[name], channel_axis=2))
+            )
+        lite.step_chunk(rng.uniform(-1, 1, (15, 7)), "none")
+    lite.close()
+    full.close()
+    return values
+
+
+def ssim_figures(measured: dict[tuple[str, int], dict[str, list[float]]]) -> dict[str, Figure]:
+    """Mean SSIM over everything, of each camera, and the worst picture."""
+    cameras = {name for values in measured.values() for name in values}
+    by_camera = {
+        name: [x for values in measured.values() for x in values[name]] for name in sorted(cameras)
+    }
+    everything = [x for values in by_camera.values() for x in values]
+    figures = {"ssim": everything, **{f"ssim_{name}": v for name, v in by_camera.items()}}
+    result = {
+        name: Figure(float(np.mean(v)), *bootstrap(v), len(v), "SSIM")
+        for name, v in figures.items()
+    }
+    result["ssim_worst"] = Figure(min(everything), n=len(everything), unit="SSIM")
+    return result
