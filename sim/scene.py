@@ -108,8 +108,9 @@ def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
     from libero.libero.envs.bddl_utils import get_problem_info
 
     base = TASK_MAPPING[get_problem_info(str(task.bddl))["problem_name"]]
+    # Stock rebuilds simulation and renderer at each reset; each runs a pass before it is posed.
     return build_problem(
-        base, (str(task.bddl),), mode, lite, initialization_noise=None, hard_reset=True
+        base, (str(task.bddl),), mode, lite, passes=2, initialization_noise=None, hard_reset=True
     )
 
 
@@ -118,6 +119,8 @@ def build_problem(
     arguments: tuple[Any, ...],
     mode: RenderMode,
     lite: LiteConfig | None,
+    *,
+    passes: int = 0,
     **options: Any,
 ) -> Any:
     """A robosuite problem without its own renderer and camera observations.
@@ -128,6 +131,8 @@ def build_problem(
         base: the problem's class.
         arguments: positional arguments of it.
         mode, lite: how visual meshes are reduced.
+        passes: forward passes in the model's default pose at each reset, which leave their trace in
+            the solver's warm start.
         options: further keyword arguments of it.
     """
     import robosuite
@@ -140,8 +145,8 @@ def build_problem(
         self.initialize_time(self.control_freq)
 
     def _reset_internal(self: Any) -> None:
-        # A rebuilt simulation runs one pass in the model's default pose before it is posed.
-        self.sim.forward()
+        for _ in range(passes):
+            self.sim.forward()
         base._reset_internal(self)
 
     def check_contact(self: Any, geoms_1: Any, geoms_2: Any = None) -> bool:
