@@ -87,11 +87,13 @@ class Around:
         depth: how far below the object's top the grip site goes, metres.
         round_: the object is round about its upright axis: no yaw is needed while it stands.
         shifts: offsets along the long side that may be used, metres.
+        band: only this much of its top counts, metres (a lid's knob); all of it when None.
     """
 
     depth: float = 0.018
     round_: bool = False
     shifts: tuple[float, ...] = (0.0, -0.01, 0.01, -0.018, 0.018, -0.025, 0.025)
+    band: float | None = None
 
     def options(self) -> list[Option]:
         """The shifts, in their order."""
@@ -101,6 +103,8 @@ class Around:
         """See :class:`GraspRule`."""
         hull = scene.hull(name)
         low, high = hull[:, 2].min(), hull[:, 2].max()
+        if self.band is not None:
+            hull = hull[hull[:, 2] > high - self.band]
         axes = scene.rot(name)
         standing = np.abs(axes[2]).max() > 0.9
         if self.round_ and standing:

@@ -65,6 +65,7 @@ class PickPlace:
         self._held = False  # hysteresis of the grasp
         self._lost = 0  # steps without a finger on a held object
         self._reopen = False  # fingers closed on nothing: open before coming down again
+        self._done = False  # was satisfied once
         self._releasing = False  # from letting go until the hand has left
 
     # State
@@ -92,16 +93,19 @@ class PickPlace:
 
     def satisfied(self, scene: Scene) -> bool:
         """The goal holds, the object is let go and the hand is above it."""
+        if self._done and scene.holds(self.place.predicate):
+            return True  # the fingers may be busy with the next object
         grasp = self._grasp(scene)
         self._update(scene, grasp)
         clear = scene.eef[2] > grasp.point[2] + 0.03 or self._away(scene, grasp) > 0.09
-        return (
+        self._done = (
             not self._held
             and not self._releasing
             and clear
             and scene.width > 0.05
             and scene.holds(self.place.predicate)
         )
+        return self._done
 
     @staticmethod
     def _away(scene: Scene, grasp: Grasp) -> float:

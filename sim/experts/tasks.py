@@ -30,14 +30,19 @@ _DRAWERS = ("_top_region", "_middle_region", "_bottom_region")
 #: Kinds of object that are round about their upright axis.
 ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
 
+#: Kinds that are taken by the knob of their lid.
+KNOB = {"moka_pot"}
+
 #: Kinds that are taken by the rim.
-RIM = {"akita_black_bowl", "plate"}
+RIM = {"akita_black_bowl", "plate", "porcelain_mug", "white_yellow_mug", "red_coffee_mug"}
 
 
 def _grasp_for(env: Any, name: str) -> GraspRule:
     kind = _category(name)
     if kind in RIM:
         return Rim(drawer=_drawer_of(env, name))
+    if kind in KNOB:
+        return Around(depth=0.012, round_=True, band=0.010)
     return Around(round_=kind in ROUND)
 
 
