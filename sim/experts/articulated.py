@@ -132,6 +132,7 @@ class OpenDrawer:
         """Forget everything remembered."""
         self._held = False
         self._reopen = False
+        self._done = False  # was satisfied once
 
     def _open(self, scene: Scene) -> bool:
         return self.drawer.joint(scene) < -0.15
@@ -141,7 +142,8 @@ class OpenDrawer:
         if self.until is not None and scene.holds(self.until):
             return True
         away = float(np.linalg.norm(scene.eef - self.drawer.handle(scene)))
-        return scene.holds(self.goal) and not self._held and away > 0.07
+        self._done = scene.holds(self.goal) and (self._done or (not self._held and away > 0.07))
+        return self._done
 
     def points(self, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
         """The handle, and where it is when the drawer is open."""
@@ -266,6 +268,7 @@ class TurnKnob:
         """Forget everything remembered."""
         self._held = False
         self._reopen = False
+        self._done = False  # was satisfied once
 
     def _joint(self, scene: Scene) -> float:
         return float(scene.data.qpos[int(scene.model.joint(f"{self.fixture}_button").qposadr[0])])
@@ -285,7 +288,9 @@ class TurnKnob:
     def satisfied(self, scene: Scene) -> bool:
         """The stove is on and the hand is above the knob."""
         point, _ = self._ridge(scene)
-        return scene.holds(self.goal) and not self._held and scene.eef[2] > point[2] + 0.05
+        off = not self._held and scene.eef[2] > point[2] + 0.05
+        self._done = scene.holds(self.goal) and (self._done or off)
+        return self._done
 
     def points(self, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
         """The knob, twice: it turns on the spot."""

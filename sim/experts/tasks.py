@@ -107,17 +107,28 @@ def _onto_object(name: str, support: str, goal: Goal) -> Place:
     return Place(spot, goal)
 
 
-def _onto_site(name: str, site: str, goal: Goal) -> Place:
+def _onto_site(name: str, site: str, goal: Goal, aside: float) -> Place:
     def spot(scene: Scene) -> np.ndarray:
-        out = scene.site(site)
+        out = scene.site(site) + np.array([aside, 0.0, 0.0])
         out[2] += _bottom_offset(scene, name)
         return out
 
     return Place(spot, goal)
 
 
-def skills_for(env: Any, goal: Goal) -> list[Skill]:
+def _aside(goal: Goal, goals: Sequence[Goal]) -> float:
+    """Where on a site that several objects share one of them goes: along x, metres."""
+    sharing = [g for g in goals if g[0].lower() == "on" and g[-1] == goal[-1]]
+    return (sharing.index(goal) - (len(sharing) - 1) / 2) * 0.09
+
+
+def skills_for(env: Any, goal: Goal, goals: Sequence[Goal]) -> list[Skill]:
     """The skills that make ``goal`` true, in order; first those that make it possible.
+
+    Args:
+        env: a LIBERO environment.
+        goal: the predicate.
+        goals: every predicate that shall hold in the end, this one among them.
 
     Raises:
         ValueError: no expert is written for this predicate and these objects.
@@ -144,8 +155,10 @@ def skills_for(env: Any, goal: Goal) -> list[Skill]:
         if verb == "in" and target.startswith("basket"):
             return [PickPlace(name, grasp, _into_basket(name, target, goal))]
         if verb == "on":
-            onto = _onto_object if target in objects else _onto_site
-            return [PickPlace(name, grasp, onto(name, target, goal))]
+            if target in objects:
+                return [PickPlace(name, grasp, _onto_object(name, target, goal))]
+            place = _onto_site(name, target, goal, _aside(goal, goals))
+            return [PickPlace(name, grasp, place)]
     raise ValueError(f"goal {goal}: no expert is written for it; known are {', '.join(KNOWN)}")
 
 
@@ -164,5 +177,5 @@ def make_expert(env: Any, goal: Sequence[Goal] | None = None) -> Expert:
         goal = [tuple(state) for state in env.problem.parsed_problem["goal_state"]]
     # What is put inside something goes in before that is shut.
     ordered = sorted((tuple(state) for state in goal), key=lambda g: g[0].lower() == "close")
-    skills = [skill for state in ordered for skill in skills_for(env, state)]
+    skills = [skill for state in ordered for skill in skills_for(env, state, ordered)]
     return Expert(Scene(env), skills)
