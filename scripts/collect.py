@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import Counter
@@ -119,21 +120,22 @@ def scene_of(job: Job) -> tuple[str, int, int]:
     return job.suite, job.task, job.repeat
 
 
-_ENVS: dict[tuple[str, int, int], Any] = {}
+@functools.cache
+def _last_env() -> Any:
+    from regrasp.sim.cache import LastEnv
+
+    return LastEnv()
 
 
 def cached_env(job: Job) -> Any:
     """The job's environment; a worker keeps the one it used last."""
     from regrasp.sim import make_env
 
-    scene = (job.suite, job.task, job.image_size)
-    if scene not in _ENVS:
-        for env in _ENVS.values():
-            env.close()
-        _ENVS.clear()
-        size = (job.image_size, job.image_size)
-        _ENVS[scene] = make_env(job.suite, job.task, cameras={"agentview": size, "wrist": size})
-    return _ENVS[scene]
+    size = (job.image_size, job.image_size)
+    return _last_env().get(
+        (job.suite, job.task, job.image_size),
+        lambda: make_env(job.suite, job.task, cameras={"agentview": size, "wrist": size}),
+    )
 
 
 def choose_goal(job: Job, env: Any) -> tuple[list[Any] | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections import defaultdict
@@ -102,7 +103,13 @@ def wrong_instruction(suite: str, task: int, init_state: int) -> str:
 
 
 _POLICIES: dict[tuple[str | None, int | None], Any] = {}
-_ENVS: dict[tuple[str, str, int], Any] = {}
+
+
+@functools.cache
+def _last_env() -> Any:
+    from regrasp.sim.cache import LastEnv
+
+    return LastEnv()
 
 
 def evaluate_one(job: Job) -> dict[str, Any]:
@@ -119,14 +126,13 @@ def evaluate_one(job: Job) -> dict[str, Any]:
         _POLICIES[key] = SmallVLA.load(job.policy, **options)
     policy = _POLICIES[key]
     render, told = CONDITIONS[job.condition]
-    scene = (render, job.suite, job.task)
-    if scene not in _ENVS:
-        for env in _ENVS.values():
-            env.close()
-        _ENVS.clear()
-        protocol = get_protocol(job.protocol, render=render)
-        _ENVS[scene] = LiberoEnv(get_task(job.suite, job.task), protocol.env_config(job.suite))
-    env = _ENVS[scene]
+    env = _last_env().get(
+        (render, job.suite, job.task),
+        lambda: LiberoEnv(
+            get_task(job.suite, job.task),
+            get_protocol(job.protocol, render=render).env_config(job.suite),
+        ),
+    )
     instruction = env.task.instruction
     if told == "wrong":
         instruction = wrong_instruction(job.suite, job.task, job.init_state)
