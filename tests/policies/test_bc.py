@@ -157,3 +157,31 @@ def test_stores_are_drawn_by_weight_and_labels_may_be_missing(toy_store, tmp_pat
     assert labels.offsets is None
     assert labels.pixels is None
     assert labels.phase is None
+
+
+def test_chunks_stop_at_disturbances_and_may_be_whole_labels(toy_store, tmp_path, tiny):
+    store = EpisodeStore.create(tmp_path / "s")
+    for episode in [EpisodeStore.open(toy_store)[i] for i in range(10)]:
+        steps = np.arange(len(episode))
+        episode.steps["segment"] = (steps >= 6).astype(np.int64)
+        episode.steps["action"] = np.repeat(steps[:, None], 7, axis=1).astype(np.float32)
+        store.append(episode)
+    windows = Windows([tmp_path / "s"], tiny, validation_every=10)
+    _, labels = windows.batch(64, np.random.default_rng(0), NO_AUGMENTATION)
+    first = labels.action[:, 0, 0]
+    for step, action, valid in zip(first, labels.action[..., 0], labels.valid, strict=True):
+        # A chunk from step 4 may use steps 4 and 5; step 6 answers a disturbance it cannot see.
+        end = 6 if step < 6 else 12
+        assert valid.tolist() == [bool(step + k < end) for k in range(4)]
+        assert (action[valid] == step + torch.arange(4)[valid]).all()
+    chunks = EpisodeStore.create(tmp_path / "c")
+    for episode in [store[i] for i in range(10)]:
+        episode.steps.pop("segment")
+        own = np.arange(len(episode), dtype=np.float32)[:, None, None]
+        episode.steps["expert_chunk"] = np.tile(100 + own, (1, 4, 7)).astype(np.float32)
+        chunks.append(episode)
+    windows = Windows([tmp_path / "c"], tiny, validation_every=10)
+    _, labels = windows.batch(64, np.random.default_rng(0), NO_AUGMENTATION)
+    assert labels.valid.all()
+    assert (labels.action >= 100).all()
+    assert (labels.action == labels.action[:, :1]).all()
