@@ -32,6 +32,9 @@ MEASURES = {
     "two_worker_ratio": "ours, two workers over one, 8-step chunks drawn once",
 }
 
+#: (kind, actions) -> control steps/s, and how to end it.
+_Side = tuple[Callable[[str, np.ndarray], float], Callable[[], None]]
+
 #: Stock turns are long; ours repeats the same actions so that both turns last about as long.
 _REPEATS = {"physics": 4, "pixels": 8, "chunk": 8}
 
@@ -185,14 +188,17 @@ def _answer(worker: Worker) -> Any:
 
 def _serve_side(connection: Connection, side: str, suite: str, task: int) -> None:
     """One side's process: answers (kind, actions) with control steps/s."""
-    run = {"stock": _stock, "ours": _ours}[side](suite, task)
+    run, close = {"stock": _stock, "ours": _ours}[side](suite, task)
     connection.send("ready")
-    while True:
-        kind, actions = connection.recv()
-        connection.send(run(kind, actions))
+    try:
+        while True:
+            kind, actions = connection.recv()
+            connection.send(run(kind, actions))
+    finally:
+        close()
 
 
-def _stock(suite: str, task: int) -> Callable[[str, np.ndarray], float]:
+def _stock(suite: str, task: int) -> _Side:
     os.environ.pop("LP_NUM_THREADS", None)  # stock draws with all cores, as it does by itself
     from libero.libero.envs import OffScreenRenderEnv
     from libero.libero.envs.env_wrapper import ControlEnv
@@ -221,10 +227,14 @@ def _stock(suite: str, task: int) -> Callable[[str, np.ndarray], float]:
             env.step(action)
         return len(actions) / (time.perf_counter() - begin)
 
-    return run
+    def close() -> None:
+        blind.close()
+        seeing.close()
+
+    return run, close
 
 
-def _ours(suite: str, task: int) -> Callable[[str, np.ndarray], float]:
+def _ours(suite: str, task: int) -> _Side:
     env = _two_cameras(suite, task)
     env.reset(seed=7, options={"init_state": 0})
     start = env.snapshot()
@@ -243,7 +253,7 @@ def _ours(suite: str, task: int) -> Callable[[str, np.ndarray], float]:
             seconds += time.perf_counter() - begin
         return _REPEATS[kind] * len(actions) / seconds
 
-    return run
+    return run, env.close
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> Figure:

@@ -456,12 +456,16 @@ class CompiledControl:
         )
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self, mass: np.ndarray | None = None) -> None:
         """Start as robosuite does after a reset: goal at the present pose, gripper command 0.
 
         Call it with the simulation at the reset pose and kinematics current. As in robosuite,
         the kinematics read here are used once more by the first substep after a state is set
         from outside (its ``new_update`` flag is still clear), so that step matches stock too.
+
+        Args:
+            mass: the arm's mass matrix ``[7, 7]`` that robosuite's controller holds, where it was
+                read in another pose of the fingers; the present one when None.
         """
         state = self.state
         state[:] = 0.0
@@ -469,6 +473,8 @@ class CompiledControl:
         state[_GOAL_POS] = state[_POS]
         state[_GOAL_ORI] = state[_ORI]
         state[_REST] = state[_Q]
+        if mass is not None:
+            state[_MASS] = mass.ravel()
 
     def step(self, action: np.ndarray) -> None:
         """Advance one control step under ``action`` float64 ``[7]``, clipped to [-1, 1]."""

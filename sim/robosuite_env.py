@@ -85,7 +85,8 @@ class RobosuiteEnv(SimEnv):
     def _begin(self, seed: int, index: int) -> None:
         with _global_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0])):
             self.problem.reset()
-        self._control.reset()
+        # robosuite reads the mass matrix before it places the fingers, and uses it for one substep.
+        self._control.reset(self.problem.robots[0].controller.mass_matrix)
 
     def _orient(self, picture: np.ndarray) -> np.ndarray:
         return picture[::-1]

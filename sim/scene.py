@@ -7,6 +7,7 @@ draws, so that the k-th trial after ``env.seed(s)`` has the fixtures that stock 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import mujoco
@@ -17,6 +18,21 @@ from regrasp.sim.tasks import LiberoTask
 
 #: robosuite draws placements by rejection; a scene that fails this often is at fault.
 _MAX_PLACEMENT_TRIES = 100
+
+
+@dataclass
+class _Stream:
+    """The trials of one seed, drawn so far.
+
+    Attributes:
+        random: state of NumPy's global stream after the last draw.
+        rebuilds: how often stock LIBERO has built the model by then.
+        placed: each trial's (body_pos, body_quat, the solver's warm start that its reset leaves).
+    """
+
+    random: Any
+    rebuilds: int = 1
+    placed: list[tuple[np.ndarray, ...]] = field(default_factory=list)
 
 
 class Scene:
@@ -36,7 +52,7 @@ class Scene:
         self.data: mujoco.MjData = self.problem.sim.data._data
         self._home = (self.model.body_pos.copy(), self.model.body_quat.copy())
         self._samplers = list(self.problem.object_property_initializers)
-        self._placements: dict[int, list[tuple[np.ndarray, ...]]] = {}
+        self._streams: dict[int, _Stream] = {}
         self.problem.hard_reset = False
         self.problem.reset()
         np.random.set_state(outside)  # noqa: NPY002
@@ -44,42 +60,39 @@ class Scene:
 
     def place_fixtures(self, seed: int, trial: int) -> None:
         """Put the fixtures where stock LIBERO has them in trial ``trial`` after ``seed(seed)``."""
-        drawn = self._placements.setdefault(seed, [])
-        if len(drawn) <= trial:
-            drawn[:] = self._draw(seed, trial + 1)
-        self.model.body_pos[:], self.model.body_quat[:], self._warm_start = drawn[trial]
+        if seed not in self._streams:
+            self._streams[seed] = _Stream(np.random.RandomState(seed).get_state())
+        stream = self._streams[seed]
+        while len(stream.placed) <= trial:
+            self._draw(stream)
+        self.model.body_pos[:], self.model.body_quat[:], self._warm_start = stream.placed[trial]
 
-    def _draw(self, seed: int, count: int) -> list[tuple[np.ndarray, ...]]:
-        """The first ``count`` fixture placements of LIBERO's global random stream.
-
-        Each is (body_pos, body_quat, the solver's warm start that such a reset leaves behind).
-        """
+    def _draw(self, stream: _Stream) -> None:
+        """The next trial's fixtures, from LIBERO's global random stream."""
         from robosuite.utils.errors import RandomizationError
 
         outside = np.random.get_state()  # noqa: NPY002 - robosuite draws from the global stream
-        np.random.seed(seed)  # noqa: NPY002
-        drawn: list[tuple[np.ndarray, ...]] = []
-        rebuilds = 1
+        np.random.set_state(stream.random)  # noqa: NPY002
         try:
-            for _ in range(count + _MAX_PLACEMENT_TRIES):
-                rebuilds += 1
+            for _ in range(_MAX_PLACEMENT_TRIES):
+                stream.rebuilds += 1
                 # Stock LIBERO appends its joint samplers anew at every rebuild and draws them all.
-                self.problem.object_property_initializers = self._samplers * rebuilds
+                self.problem.object_property_initializers = self._samplers * stream.rebuilds
                 self.model.body_pos[:], self.model.body_quat[:] = self._home
                 try:
                     self.problem.reset()
                 except RandomizationError:
                     continue
                 placed = (self.model.body_pos, self.model.body_quat, self.data.qacc_warmstart)
-                drawn.append(tuple(x.copy() for x in placed))
-                if len(drawn) == count:
-                    return drawn
+                stream.placed.append(tuple(x.copy() for x in placed))
+                return
         finally:
+            stream.random = np.random.get_state()  # noqa: NPY002
             np.random.set_state(outside)  # noqa: NPY002
             self.problem.object_property_initializers = self._samplers
         raise RuntimeError(
             f"{self.problem.bddl_file_name}: no valid object placement in "
-            f"{_MAX_PLACEMENT_TRIES} extra tries with seed {seed}"
+            f"{_MAX_PLACEMENT_TRIES} tries"
         )
 
     def set_state(self, state: np.ndarray) -> None:

@@ -39,8 +39,8 @@ def test_lift_equals_robosuite(lift):
     for action in ACTIONS:
         stock.step(action)
         lift.step(action, render=False)
-        assert np.abs(lift.data.qpos - stock.sim.data.qpos).max() < 1e-12
-        assert np.abs(lift.data.qvel - stock.sim.data.qvel).max() < 1e-12
+        assert np.array_equal(lift.data.qpos, stock.sim.data.qpos)
+        assert np.array_equal(lift.data.qvel, stock.sim.data.qvel)
     stock.close()
 
 
