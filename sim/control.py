@@ -285,34 +285,7 @@ def _control_step(
                 _mj_fwd_actuation(model, data)
                 _mj_fwd_acceleration(model, data)
                 _mj_fwd_constraint(model, data)
-        if i == 0:
-            if state[_FRESH] == 1.0:
-                _refresh(
-                    state,
-                    site_xpos,
-                    site_xmat,
-                    qpos,
-                    qvel,
-                    q_m,
-                    model,
-                    data,
-                    site,
-                    qpos_index,
-                    dof_index,
-                    madr,
-                    parent,
-                    jacp,
-                    jacr,
-                )
-            delta = np.empty(6)
-            for k in range(6):
-                delta[k] = min(max(action[k], -1.0), 1.0) * scale[k]
-            if delta[3] != 0.0 or delta[4] != 0.0 or delta[5] != 0.0:
-                goal = np.dot(_rotation(delta[3:].copy()), state[_ORI].reshape(3, 3))
-                state[_GOAL_ORI] = goal.ravel()
-            for k in range(3):
-                state[k] = state[22 + k] + delta[k]
-        elif state[_FRESH] == 1.0:
+        if state[_FRESH] == 1.0:
             _refresh(
                 state,
                 site_xpos,
@@ -330,6 +303,15 @@ def _control_step(
                 jacp,
                 jacr,
             )
+        if i == 0:
+            delta = np.empty(6)
+            for k in range(6):
+                delta[k] = min(max(action[k], -1.0), 1.0) * scale[k]
+            if delta[3] != 0.0 or delta[4] != 0.0 or delta[5] != 0.0:
+                goal = np.dot(_rotation(delta[3:].copy()), state[_ORI].reshape(3, 3))
+                state[_GOAL_ORI] = goal.ravel()
+            for k in range(3):
+                state[k] = state[22 + k] + delta[k]
         if exact:
             tau, posture = _exact_torques(state, kp, kd)
         else:
