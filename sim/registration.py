@@ -17,7 +17,9 @@ _SIZES = {"libero_90": 90}
 
 def register_all() -> list[str]:
     """Register every task of every suite; safe to call twice. Returns the ids."""
-    tasks = [(suite, task) for suite in SUITES for task in range(_SIZES.get(suite, 10))]
+    tasks: list[tuple[str, int | str]] = [
+        (suite, task) for suite in SUITES for task in range(_SIZES.get(suite, 10))
+    ]
     tasks += [("robosuite", name) for name in ROBOSUITE_TASKS]
     ids = []
     for suite, task in tasks:

@@ -128,7 +128,7 @@ def _build(task: LiberoTask, mode: RenderMode, lite: LiteConfig | None) -> Any:
 
 
 def build_problem(
-    base: type,
+    base: Any,
     arguments: tuple[Any, ...],
     mode: RenderMode,
     lite: LiteConfig | None,
