@@ -16,7 +16,7 @@ import gymnasium
 import mujoco
 import numpy as np
 from regrasp.episodes.types import LIBERO_ACTION, LIBERO_STATE, Observation
-from regrasp.sim.control import CompiledControl
+from regrasp.sim.control import CompiledControl, choose_options
 from regrasp.sim.lite import LiteConfig
 from regrasp.sim.render import Renderer, RenderMode
 from regrasp.sim.snapshot import Snapshot, apply_model, capture_model, get_state, set_state
@@ -119,6 +119,7 @@ class SimEnv(gymnasium.Env):
         self.render_mode = "rgb_array"
         self.model: mujoco.MjModel = problem.sim.model._model
         self.data: mujoco.MjData = problem.sim.data._data
+        choose_options(self.model, config.exact)
         self._default_seed = default_seed
         self._pristine = capture_model(self.model)
         robot = problem.robots[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from regrasp.sim import EnvConfig, LiberoEnv, get_task
-from regrasp.sim.control import CompiledControl
+from regrasp.sim.control import CompiledControl, choose_options
 
 SETTLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
@@ -73,12 +73,14 @@ def test_every_number_equals_stocks(pair):
     # Without the repeated solves the same physics to the last digits, from the same state on.
     exact, robot = ours._control, ours.problem.robots[0]
     ours._control = CompiledControl(robot, exact.substeps, exact=False)
+    choose_options(ours.model, exact=False)
     ours.restore(settled)
     for action, there in zip(actions, path, strict=True):
         ours.step(action, render=False)
         here = np.concatenate([ours.data.qpos, ours.data.qvel])
         assert np.abs(here - there).max() < 1e-12
     ours._control = exact
+    choose_options(ours.model, exact=True)
 
 
 def test_full_pictures_are_stocks_rotated(pair):
