@@ -22,15 +22,16 @@ from regrasp.sim.experts.scene import Scene
 _TURN_GAIN = 1.0
 
 
-def tilted(direction: np.ndarray, angle: float) -> np.ndarray:
+def tilted(direction: np.ndarray, angle: float, across: bool = False) -> np.ndarray:
     """Orientation of the hand whose fingers point ``angle`` radians up from straight down.
 
     Args:
-        direction: horizontal world direction that the fingers lean towards, ``[3]``; the fingers
-            close in the plane of ``direction`` and the vertical.
+        direction: horizontal world direction that the fingers lean towards, ``[3]``.
         angle: 0 points straight down, pi/2 along ``direction``.
+        across: the fingers close horizontally, across ``direction``; else in the plane of
+            ``direction`` and the vertical.
     """
-    yaw = wrap(float(np.arctan2(direction[1], direction[0])) - np.pi / 2)
+    yaw = wrap(float(np.arctan2(direction[1], direction[0])) - (0.0 if across else np.pi / 2))
     axis = np.cross([0.0, 0.0, -1.0], direction)
     x, y, z = axis / np.linalg.norm(axis)
     c, s = np.cos(angle), np.sin(angle)
@@ -200,13 +201,16 @@ class OpenDrawer:
 class CloseDrawer:
     """Push a drawer shut with closed fingers against its handle.
 
+    The hand's thin side faces the cabinet and leans back, so that the fingers lead and the hand
+    does not run into the handles above.
+
     Args:
         drawer: which drawer.
         goal: the predicate that must hold afterwards.
         lean: how far the fingers point up from straight down, radians.
     """
 
-    def __init__(self, drawer: Drawer, goal: tuple[str, ...], lean: float = 1.2) -> None:
+    def __init__(self, drawer: Drawer, goal: tuple[str, ...], lean: float = 0.6) -> None:
         self.drawer = drawer
         self.goal = goal
         self.lean = lean
@@ -227,9 +231,12 @@ class CloseDrawer:
     def command(self, scene: Scene) -> Command:
         """The wanted motion in the present state."""
         out = self.drawer.opening(scene)
-        rot = tilted(-out, self.lean)
+        rot = tilted(-out, self.lean, across=True)
         handle = self.drawer.handle(scene)
-        front = handle + out * 0.03  # the fingertips reach past the grip site
+        # On the half of the handle that is farther from the robot there is more room for the arm.
+        side = scene.rot(self.drawer.cabinet)[:, 0]
+        side = side if side[0] > 0 else -side
+        front = handle + out * 0.03 + side * 0.025
         offset = scene.eef - front
         ahead = float(offset @ out)  # positive: before the drawer
         lateral = float(np.linalg.norm(offset - out * ahead))

@@ -217,7 +217,9 @@ class Expert:
             self.done = True
         self.subtask = skill.name
         self.target_pos, self.goal_pos = skill.points(scene)
-        command = Command(Phase.DONE, None, NOMINAL, OPEN) if self.done else skill.command(scene)
+        command = (
+            Command(Phase.DONE, None, scene.eef_rot, OPEN) if self.done else skill.command(scene)
+        )
         self.phase = command.phase
         scene.last_gripper = command.gripper
         return servo(command, scene.eef, scene.eef_rot)
