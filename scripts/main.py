@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "data correct": Command("correct", "DAgger: a policy drives, the expert labels its looks"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
     "train export": Command("export_policy", "a trained policy in fp16 with its record"),
+    "report": Command("report", "one HTML file of a demo run, made again"),
     "eval": Command("evaluate", "a policy's success in LIBERO under a recorded protocol"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
