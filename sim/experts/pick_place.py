@@ -66,6 +66,7 @@ class PickPlace:
         self._lost = 0  # steps without a finger on a held object
         self._reopen = False  # fingers closed on nothing: open before coming down again
         self._done = False  # was satisfied once
+        self._let_go_at = np.zeros(3)  # where the hand was then
         self._releasing = False  # from letting go until the hand has left
 
     # State
@@ -168,6 +169,7 @@ class PickPlace:
         if arrived and (down or landed):
             self._releasing = True
             self._held = False
+            self._let_go_at = eef.copy()
             return self._release(scene, grasp, rot)
         if self.place.slide:
             return Command(Phase.PUSH, target, rot, CLOSE, speed=0.7)
@@ -195,11 +197,11 @@ class PickPlace:
         return float(np.linalg.norm(hull - hull.mean(0), axis=1).max()) + 0.01
 
     def _release(self, scene: Scene, grasp: Grasp, rot: np.ndarray) -> Command:
-        # Stay over the object: a zero action would let the hand drift.
-        here = scene.eef.copy()
-        if self._away(scene, grasp) < 0.03:
-            here[:2] = grasp.point[:2]
-        if scene.width < 0.07:
+        """Open where the hand is (a zero action would let it drift), then leave upwards."""
+        here = self._let_go_at.copy()
+        loose = scene.fingers_on(scene.geoms(scene.body(self.object))) == 0
+        stuck = loose and scene.finger_speed < 0.005  # against the walls of what it went into
+        if scene.width < 0.07 and not stuck:
             return Command(Phase.RELEASE, here, rot, OPEN)
-        here[2] += 0.05
+        here[2] = scene.eef[2] + 0.05
         return Command(Phase.RETREAT, here, rot, OPEN)

@@ -30,6 +30,9 @@ _DRAWERS = ("_top_region", "_middle_region", "_bottom_region")
 #: Kinds of object that are round about their upright axis.
 ROUND = {"alphabet_soup", "tomato_sauce", "wine_bottle"}
 
+#: Kinds that other things are put into.
+HOLLOW = {"akita_black_bowl"}
+
 #: Kinds that are taken by the knob of their lid.
 KNOB = {"moka_pot"}
 
@@ -104,6 +107,9 @@ def _onto_object(name: str, support: str, goal: Goal) -> Place:
         out[2] += _bottom_offset(scene, name)
         return out
 
+    if _category(support) in HOLLOW:
+        # There is no room to open the fingers below the rim.
+        return Place(spot, goal, hand_floor=lambda s: s.hull(support)[:, 2].max() + TIP - 0.004)
     return Place(spot, goal)
 
 
