@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ class Reading:
     Attributes:
         scores: score name -> value.
         causes: names of the scores above their threshold.
+        excess: the largest score in multiples of its threshold: above 1 in an alarm.
     """
 
     scores: dict[str, float]
     causes: tuple[str, ...]
+    excess: float
 
     @property
     def alarm(self) -> bool:
@@ -84,7 +87,8 @@ class Monitor:
         values = {score.name: score.update(output, executed) for score in self.scores}
         thresholds = self.calibration.thresholds
         causes = tuple(name for name, value in values.items() if value > thresholds[name])
-        return Reading(values, causes)
+        excess = max(_multiple(value, thresholds[name]) for name, value in values.items())
+        return Reading(values, causes, excess)
 
     def state(self) -> dict[str, np.ndarray]:
         """Every score's state, keys prefixed with its name."""
@@ -205,3 +209,10 @@ def calibrate_monitor(
 
 def _strip(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _multiple(value: float, threshold: float) -> float:
+    """How many times its threshold a score is; a threshold of 0 makes any alarm a clear one."""
+    if threshold > 0:
+        return value / threshold
+    return math.inf if value > threshold else 0.0

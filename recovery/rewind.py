@@ -35,30 +35,33 @@ class RewindConfig:
     """How a rewind moves.
 
     Attributes:
-        lift: metres the hand rises before it travels.
-        clearance: metres above the checkpoint at which it travels, at least.
         holding_width: metres between the fingers above which a hand told to close holds
             something.
         position_step: metres that an action of 1.0 asks for in a control step.
         rotation_step: radians likewise.
+        turn_limit: largest rotation component of an action.
         gain: fraction of the remaining way asked for in one control step.
         tolerance: metres at which a waypoint counts as reached.
         angle_tolerance: radians likewise, where the last waypoint is concerned.
         settle: control steps that the gripper is given to open.
         patience: control steps after which an unreachable waypoint is given up.
+        stall: control steps without a centimetre of progress after which a detour is tried: an
+            arm at a joint's limit or stretched out does not come back the way it is asked to.
+        detour: metres that a detour leads aside.
         spacing: metres between the waypoints of a retraced path.
     """
 
-    lift: float = 0.12
-    clearance: float = 0.0
     holding_width: float = 0.006
     position_step: float = 0.05
     rotation_step: float = 0.5
+    turn_limit: float = 0.5
     gain: float = 1.0
     tolerance: float = 0.015
     angle_tolerance: float = 0.08
     settle: int = 4
-    patience: int = 30
+    patience: int = 60
+    stall: int = 7
+    detour: float = 0.12
     spacing: float = 0.03
 
 
@@ -115,17 +118,22 @@ def plan_rewind(
     grippers: np.ndarray,
     target: Checkpoint,
     config: RewindConfig,
+    height: float,
 ) -> list[Waypoint]:
     """Waypoints from where the arm is to a checkpoint.
 
-    An empty hand opens, rises and travels. A hand that holds something first retraces the poses
-    it visited since it closed and opens where it closed: the object is put back, not dropped.
+    An empty hand opens, rises to ``height`` if it is lower, and travels. It rises no further than
+    that: a stretched arm that lifts runs into its elbow's limit and is stuck there. A hand that
+    holds something first retraces the poses it visited since it closed and opens where it closed:
+    the object is put back, not dropped.
 
     Args:
         states: float ``[T + 1, 8]``, proprioception from the start of the segment until now.
         grippers: float ``[T]``, gripper command of each step between them.
         target: where to go.
         config: how.
+        height: metres, world z at which the hand may travel over what stands there; the start
+            pose's own, as a rule.
     """
     now = np.asarray(states[-1], dtype=np.float64)
     waypoints: list[Waypoint] = []
@@ -141,16 +149,16 @@ def plan_rewind(
         waypoints.append(Waypoint(now[:6], CLOSED, exact=True))
     waypoints.append(Waypoint(None, OPEN, settle=config.settle))
     up = now[:6].copy()
-    up[2] += config.lift
     over = np.asarray(target.pose, dtype=np.float64).copy()
-    travel = max(up[2], over[2] + config.clearance)
-    over[2] = travel
-    if travel - now[2] > config.lift:
-        up[2] = travel
+    over[2] = up[2] = max(height, now[2], over[2])
     waypoints.append(Waypoint(up, OPEN))
     waypoints.append(Waypoint(over, OPEN))
     waypoints.append(Waypoint(np.asarray(target.pose, dtype=np.float64), OPEN, exact=True))
     return waypoints
+
+
+#: Where detours lead, tried in turn: up, to one side, away from the robot's front, to the other.
+DETOURS = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 
 class Rewind:
@@ -158,13 +166,15 @@ class Rewind:
 
     Attributes:
         skipped: waypoints given up because the arm did not get there in time.
+        detours: detours tried.
     """
 
     def __init__(self, waypoints: list[Waypoint], config: RewindConfig) -> None:
         self._waypoints = list(waypoints)
         self._config = config
-        self._spent = 0
-        self.skipped = 0
+        self._aside: np.ndarray | None = None
+        self.skipped = self.detours = 0
+        self._next(pop=False)
 
     def action(self, state: np.ndarray) -> np.ndarray | None:
         """The next action, float32 ``[7]``, or None once the rewind is over."""
@@ -175,8 +185,9 @@ class Rewind:
             if waypoint.pose is not None:
                 delta[:3] = waypoint.pose[:3] - state[:3]
                 delta[3:] = rotation_between(state[3:6], waypoint.pose[3:])
-            arrived = np.linalg.norm(delta[:3]) <= config.tolerance and (
-                not waypoint.exact or np.linalg.norm(delta[3:]) <= config.angle_tolerance
+            distance, angle = np.linalg.norm(delta[:3]), np.linalg.norm(delta[3:])
+            arrived = distance <= config.tolerance and (
+                not waypoint.exact or angle <= config.angle_tolerance
             )
             if arrived and self._spent >= waypoint.settle:
                 self._next()
@@ -186,14 +197,33 @@ class Rewind:
                 self._next()
                 continue
             self._spent += 1
+            # A radian counts as 10 cm: turning on the spot is progress too.
+            togo = distance + 0.1 * angle * waypoint.exact
+            if togo < self._closest - 0.01:
+                self._closest, self._stalled = float(togo), 0
+            self._stalled += 1
+            if self._aside is None and self._stalled > config.stall and not arrived:
+                self._aside = state[:3] + config.detour * DETOURS[self.detours % len(DETOURS)]
+                self.detours += 1
+            if self._aside is not None:
+                delta[:3], delta[3:] = self._aside - state[:3], 0.0
+                if self._stalled > 2 * config.stall:
+                    self._aside, self._stalled, self._closest = None, 0, np.inf
             delta[:3] *= config.gain / config.position_step
             delta[3:] *= config.gain / config.rotation_step
             # Scaled as a whole, not clipped each by itself, so that the way stays straight.
             delta[:3] /= max(1.0, float(np.abs(delta[:3]).max()))
-            delta[3:] /= max(1.0, float(np.abs(delta[3:]).max()))
+            # A stretched arm that is asked to turn and to travel at once runs into joint limits:
+            # it turns where it is going, and slowly.
+            delta[3:] /= max(1.0, float(np.abs(delta[3:]).max()) / config.turn_limit)
+            if not waypoint.exact:
+                delta[3:] = 0.0
             return np.append(delta, waypoint.gripper).astype(np.float32)
         return None
 
-    def _next(self) -> None:
-        self._waypoints.pop(0)
-        self._spent = 0
+    def _next(self, pop: bool = True) -> None:
+        if pop:
+            self._waypoints.pop(0)
+        self._spent = self._stalled = 0
+        self._closest = np.inf
+        self._aside = None

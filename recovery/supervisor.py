@@ -25,7 +25,7 @@ import numpy as np
 from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.monitors.runtime import Monitor, Reading
 from regrasp.recovery.protocols import ChunkPolicy, Robot
-from regrasp.recovery.rewind import Checkpoint, Rewind, RewindConfig, plan_rewind
+from regrasp.recovery.rewind import Checkpoint, Rewind, RewindConfig, holds, plan_rewind
 
 #: Values of the ``mode`` row of an episode's steps.
 POLICY, REWIND = 0, 1
@@ -38,15 +38,21 @@ class SupervisorConfig:
     Attributes:
         tries: rewinds at most; 0 watches without acting.
         execute: actions executed of each inferred chunk.
-        grace: inferences after a rewind during which an alarm is not acted on, so that a scene
-            which looks odd from the start does not use up the tries before the policy moved.
+        patience: an alarm is acted on once the excesses (score over threshold) of successive
+            alarming inferences add up to this: with 12, twelve times the threshold is acted on at
+            once and an alarm just above it after twelve inferences, so that a policy about to
+            recover by itself is left alone. 1 acts on the first alarm. Each rewind multiplies it
+            (twice, three times, ...): the scene may look odd for good by then.
+        holding: multiplies the patience while the hand holds something: to put it back undoes
+            what has been achieved.
         max_steps: control steps at most, rewinding included.
         rewind: how a rewind moves.
     """
 
     tries: int = 2
     execute: int = 8
-    grace: int = 3
+    patience: float = 1.0
+    holding: float = 3.0
     max_steps: int = 600
     rewind: RewindConfig = field(default_factory=RewindConfig)
 
@@ -144,7 +150,10 @@ class _Run:
         self.trace = [self.state]
         self.grippers: list[float] = []
         executed = np.zeros((0, 0), dtype=np.float32)
-        inferences, alarmed = 0, False
+        evidence, alarmed = 0.0, False
+        # A pose becomes a checkpoint once the monitor has looked at it and kept calm: an arm that
+        # was just thrown off may well hang, empty, above an object at rest.
+        candidate: Checkpoint | None = None
         while not self.over:
             output = policy.infer([self.robot.observation()])[0]
             row: dict[str, Any] = {
@@ -158,10 +167,14 @@ class _Run:
                 row["alarm"] = np.bool_(reading.alarm)
                 row |= {f"score/{k}": np.float64(v) for k, v in reading.scores.items()}
             _append(self.chunks, row)
-            inferences += 1
-            if monitor is not None and reading.alarm:
-                ready = self.segment == 0 or inferences > config.grace
-                act = ready and self.used < config.tries
+            calm = monitor is None or not reading.alarm
+            if calm and candidate is not None:
+                self.latest = candidate
+            candidate = None
+            if monitor is not None:
+                evidence = 0.0 if calm else evidence + reading.excess
+            if evidence > 0:
+                act = self.used < config.tries and evidence >= self._patience()
                 if act or not alarmed:
                     self._log("alarm", causes=list(reading.causes), acted=act)
                 alarmed = True
@@ -172,17 +185,24 @@ class _Run:
             for action in executed:
                 label = self.s.verify()
                 if label is not None:
-                    self.latest = Checkpoint(self.step, self.state[:6].copy(), label)
+                    candidate = Checkpoint(self.step, self.state[:6].copy(), label)
                 if not self._step(action, POLICY):
                     break
         return None
+
+    def _patience(self) -> float:
+        config = self.s.config
+        holding = bool(self.grippers) and holds(self.state, self.grippers[-1], config.rewind)
+        return config.patience * (1 + self.used) * (config.holding if holding else 1.0)
 
     def _rewind(self, reading: Reading) -> None:
         """Drive back, and start the next segment."""
         target = self.latest if self.used == 0 else self.start
         self.used += 1
         config = self.s.config.rewind
-        waypoints = plan_rewind(np.stack(self.trace), np.array(self.grippers), target, config)
+        waypoints = plan_rewind(
+            np.stack(self.trace), np.array(self.grippers), target, config, self.start.pose[2]
+        )
         rewind = Rewind(waypoints, config)
         began = self.step
         entry = self._log(

@@ -29,6 +29,9 @@ QPOS = 128
 #: LIBERO's arm lags behind its commands by friction, which a gain of one would leave as an error.
 REWIND = RewindConfig(gain=2.0)
 
+#: See SupervisorConfig; chosen on perturbed episodes from the training states.
+PATIENCE = 8.0
+
 
 def _small_vla(path: Path | None) -> Any:
     import torch
@@ -209,6 +212,7 @@ class Runner:
         config = SupervisorConfig(
             tries=self.setup.tries if job.arm == SUPERVISED else 0,
             execute=self.protocol.replan,
+            patience=PATIENCE,
             max_steps=env.horizon,
             rewind=REWIND,
         )

@@ -38,6 +38,12 @@ from rich.table import Table
 SHIPPED = Path(__file__).parent.parent / "monitors" / "weights"
 
 
+#: Inferences a score is averaged over: a single disagreement, as where the gripper closes a step
+#: earlier than planned, is no failure. Chosen, as the patience is, on perturbed episodes from the
+#: training states.
+WINDOW = 3
+
+
 @dataclass(frozen=True)
 class Counts:
     """Episodes of each kind, each run in both arms.
@@ -52,11 +58,11 @@ class Counts:
     """
 
     none: int = 60
-    slip: int = 30
-    nudge: int = 10
-    action_noise: int = 20
-    initial_pose: int = 15
-    camera_shift: int = 5
+    slip: int = 12
+    nudge: int = 8
+    action_noise: int = 28
+    initial_pose: int = 28
+    camera_shift: int = 4
 
 
 @dataclass(frozen=True)
@@ -202,7 +208,7 @@ def fit_monitor(store: EpisodeStore, states: Sequence[int], alpha: float, seed: 
     embeddings = np.concatenate([e.chunks["embedding"] for e in training])
     calibration = [e for e in episodes if e.header.init_state >= half]
     return calibrate_monitor(
-        [Tide(), RndOe.train(embeddings, seed=seed)],
+        [Tide(window=WINDOW), RndOe.train(embeddings, seed=seed, window=WINDOW)],
         calibration,
         alpha,
         provenance={

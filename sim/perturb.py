@@ -142,7 +142,7 @@ class Nudge(Perturbation):
     kind: ClassVar[str] = "nudge"
     when: Trigger = field(default_factory=NearObject)
     steps: int = 10
-    distance: float = 0.07
+    distance: float = 0.06
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """Direction in the table plane, radians."""
@@ -166,7 +166,7 @@ class Slip(Perturbation):
     kind: ClassVar[str] = "slip"
     when: Trigger = field(default_factory=Lifted)
     steps: int = 14
-    drift: float = 0.08
+    drift: float = 0.05
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """Direction of the drift in the table plane, radians."""

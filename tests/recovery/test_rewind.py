@@ -68,16 +68,15 @@ def test_empty_hand_opens_rises_and_travels_home():
     env = Tabletop(0)
     away, down = [1, 1, 0, 0, 0, 0, 1], [0, 0, -1, 0, 0, 0, 1]
     states, grippers = history(env, [(away, 4), (down, 5)])
-    low = env.hand[2]
     target = Checkpoint(0, HOME, "start")
-    rewind = Rewind(plan_rewind(states, grippers, target, CONFIG), CONFIG)
+    rewind = Rewind(plan_rewind(states, grippers, target, CONFIG, HOME[2]), CONFIG)
     path = drive(env, rewind)
     assert np.linalg.norm(env.hand[:3] - HOME[:3]) <= CONFIG.tolerance
     assert env.width == pytest.approx(0.08)
     assert rewind.skipped == 0
     # It does not sweep sideways across the table: risen before it travels.
     moved = np.linalg.norm(path[:, :2] - states[-1][:2], axis=1) > 0.02
-    assert path[moved][0, 2] > low + CONFIG.lift - CONFIG.tolerance
+    assert path[moved][0, 2] > HOME[2] - CONFIG.tolerance - 0.05
 
 
 def test_held_object_is_put_back_where_it_was_grasped():
@@ -97,7 +96,7 @@ def test_held_object_is_put_back_where_it_was_grasped():
     )
     assert env.held
     target = Checkpoint(0, HOME, "start")
-    drive(env, Rewind(plan_rewind(states, grippers, target, CONFIG), CONFIG))
+    drive(env, Rewind(plan_rewind(states, grippers, target, CONFIG, HOME[2]), CONFIG))
     assert not env.held
     np.testing.assert_allclose(env.object, [*start[:2], TABLE], atol=0.03)
     assert np.linalg.norm(env.hand[:3] - HOME[:3]) <= CONFIG.tolerance
@@ -111,6 +110,6 @@ def test_blocked_waypoint_is_given_up_and_counted():
     env = Stuck(0)
     states, grippers = history(env, [([0, 0, 0, 0, 0, 0, 1], 1)])
     target = Checkpoint(0, HOME + 0.1 * np.eye(6)[0], "start")
-    rewind = Rewind(plan_rewind(states, grippers, target, CONFIG), CONFIG)
+    rewind = Rewind(plan_rewind(states, grippers, target, CONFIG, HOME[2]), CONFIG)
     drive(env, rewind, limit=500)
     assert rewind.skipped >= 2

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from regrasp.episodes.types import EpisodeHeader
+from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.monitors.base import score_episode
 from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.runtime import calibrate_monitor
@@ -102,7 +102,7 @@ def test_rewind_goes_through_actions_and_restarts_clean(monitor):
     json.dumps(episode.header.to_json())
 
 
-def test_tries_are_bounded_and_grace_is_kept(monitor):
+def test_tries_are_bounded_and_patience_grows(monitor):
     """An object that always slips: the supervisor gives up after its tries."""
 
     class Greasy(Tabletop):
@@ -111,16 +111,29 @@ def test_tries_are_bounded_and_grace_is_kept(monitor):
             if self.slip_at is None:
                 self.slip_at = 0.12
 
-    config = SupervisorConfig(tries=3, execute=6, grace=2)
-    env = Greasy(203, slip_at=0.12, horizon=600)
-    episode = Supervisor(StalePlanner(), monitor, config).run(env, header(203))
-    rewinds = [i for i in episode.header.interventions if i["kind"] == "rewind"]
-    assert len(rewinds) == 3
+    def run(patience: float) -> Episode:
+        config = SupervisorConfig(tries=3, execute=6, patience=patience, holding=1.0)
+        env = Greasy(203, slip_at=0.12, horizon=600)
+        return Supervisor(StalePlanner(), monitor, config).run(env, header(203))
+
+    def rewinds(episode: Episode) -> list[dict]:
+        return [i for i in episode.header.interventions if i["kind"] == "rewind"]
+
+    episode = run(patience=0.3)
+    assert len(rewinds(episode)) == 3
     assert not episode.header.success
     assert len(episode) == 600
-    for rewind in rewinds[1:]:
+    thresholds = monitor.calibration.thresholds
+    for used, rewind in enumerate(rewinds(episode)):
         own = episode.chunks["segment"] == rewind["segment"]
-        assert own.sum() > config.grace
+        excess = np.max([episode.chunks[f"score/{k}"][own] / t for k, t in thresholds.items()], 0)
+        evidence = 0.0
+        for i, value in enumerate(excess):
+            evidence = evidence + value if value > 1 else 0.0
+            acted = evidence >= 0.3 * (1 + used)
+            assert acted == (i == len(excess) - 1)
+    # The same alarms again do not use up a patience that has doubled meanwhile.
+    assert len(rewinds(run(patience=1.0))) == 1
 
 
 def test_latest_verified_checkpoint_first_then_start(monitor):
