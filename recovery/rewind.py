@@ -173,8 +173,10 @@ class Rewind:
         self._waypoints = list(waypoints)
         self._config = config
         self._aside: np.ndarray | None = None
+        self._spent: int = 0
+        self._stalled: int = 0
+        self._closest: float = float("inf")
         self.skipped = self.detours = 0
-        self._next(pop=False)
 
     def action(self, state: np.ndarray) -> np.ndarray | None:
         """The next action, float32 ``[7]``, or None once the rewind is over."""
@@ -221,9 +223,8 @@ class Rewind:
             return np.append(delta, waypoint.gripper).astype(np.float32)
         return None
 
-    def _next(self, pop: bool = True) -> None:
-        if pop:
-            self._waypoints.pop(0)
+    def _next(self) -> None:
+        self._waypoints.pop(0)
         self._spent = self._stalled = 0
-        self._closest = np.inf
+        self._closest = float("inf")
         self._aside = None
