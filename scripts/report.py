@@ -48,11 +48,11 @@ class Args:
     """Rebuild the report of a run.
 
     Attributes:
-        run: folder of the run, as ``runs/demo``.
+        run: folder of the run.
         out: the HTML file; default ``<run>/report.html``.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: tyro.conf.Positional[Path] = Path("runs/demo")
     out: Path | None = None
 
 
