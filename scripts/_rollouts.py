@@ -22,6 +22,7 @@ from regrasp.monitors.runtime import Monitor
 from regrasp.recovery.rewind import RewindConfig
 from regrasp.recovery.supervisor import Supervisor, SupervisorConfig
 from regrasp.scripts._summary import BASE, SUPERVISED, UNPERTURBED
+from regrasp.sim.cache import LastEnv
 
 #: Entries of a stored ``qpos`` row; tasks have fewer and are padded with zeros.
 QPOS = 128
@@ -158,7 +159,7 @@ def remaining(jobs: Iterable[Job], store: EpisodeStore) -> list[Job]:
 
 
 class Runner:
-    """Runs jobs in this process; keeps the policy, the monitor and one environment a task."""
+    """Runs jobs in this process; keeps the policy, the monitor and the last environment."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -171,18 +172,16 @@ class Runner:
                 setup.monitor, policy_hash=self.hash, protocol_hash=self.protocol.hash()
             )
         self.store = EpisodeStore.open(setup.store)
-        self._env: tuple[tuple[str, int], Any] | None = None
+        self._last_env = LastEnv()
 
     def env(self, suite: str, task: int) -> Any:
         """The environment of a task; the last one is kept, jobs come grouped by task."""
         from regrasp.sim import LiberoEnv, get_task
 
-        if self._env is None or self._env[0] != (suite, task):
-            if self._env is not None:
-                self._env[1].close()
-            env = LiberoEnv(get_task(suite, task), self.protocol.env_config(suite))
-            self._env = ((suite, task), env)
-        return self._env[1]
+        return self._last_env.get(
+            (suite, task),
+            lambda: LiberoEnv(get_task(suite, task), self.protocol.env_config(suite)),
+        )
 
     def run(self, job: Job) -> Episode:
         """Run one job."""
