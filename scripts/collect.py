@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from regrasp.episodes.store import EpisodeStore
+from regrasp.scripts._jobs import Keyed, run_missing
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 
@@ -173,13 +173,12 @@ def collect_one(job: Job) -> dict[str, Any]:
     return {"key": job.key, "success": success, "kept": success}
 
 
-def execute_jobs(
+def execute_jobs[AnyJob: Keyed](
     console: Console,
     out: Path,
-    jobs: Sequence[Any],
-    function: Callable[[Any], dict[str, Any]],
-    affinity: Callable[[Any], Hashable],
-    keys: Sequence[str],
+    jobs: Sequence[AnyJob],
+    function: Callable[[AnyJob], dict[str, Any]],
+    affinity: Callable[[AnyJob], Hashable],
     workers: int,
 ) -> list[dict[str, Any]]:
     """Run the jobs that ``out`` does not have yet, with a progress bar.
@@ -192,37 +191,25 @@ def execute_jobs(
     Raises:
         SystemExit: some jobs did not run; running the command again tries them.
     """
-    from regrasp.sim.workers import EpisodeError, run_episodes
-
     dropped_file = out / "dropped.jsonl"
     results = _read_lines(dropped_file)
     have = {header.extra.get("job") for header in EpisodeStore.open(out).headers}
     have |= {result["key"] for result in results}
-    todo = [job for job, key in zip(jobs, keys, strict=True) if key not in have]
-    console.print(f"{len(jobs) - len(todo)} episodes done before, {len(todo)} to go")
-    failures = 0
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, dropped_file.open("a") as log:
-        bar = progress.add_task("episodes", total=len(todo))
-        for index, result in run_episodes(
-            todo,
+    with dropped_file.open("a") as log:
+        for result in run_missing(
+            console,
+            jobs,
+            have,
             function,
             workers=workers,
             timeout_s=300.0,
             recycle_after=300,
             affinity=affinity,
         ):
-            progress.advance(bar)
-            if isinstance(result, EpisodeError):
-                failures += 1
-                console.print(f"[red]{todo[index]}: {result}")
-                continue
             results.append(result)
             if not result["kept"]:
                 log.write(json.dumps(result) + "\n")
                 log.flush()
-    if failures:
-        raise SystemExit(f"{failures} jobs did not run; run the command again")
     return results
 
 
@@ -239,8 +226,7 @@ def main(args: Args) -> None:
     attrs = {"collection": {"seed": args.seed, "suites": list(args.suites), "noise": args.noise}}
     EpisodeStore.create(args.out, attrs=attrs, exist_ok=True)
     jobs = plan(args, args.noise)
-    keys = [job.key for job in jobs]
-    execute_jobs(console, args.out, jobs, collect_one, scene_of, keys, args.workers)
+    execute_jobs(console, args.out, jobs, collect_one, scene_of, args.workers)
     dropped = _read_lines(args.out / "dropped.jsonl")
     _print_yield(console, EpisodeStore.open(args.out), dropped)
 

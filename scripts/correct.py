@@ -59,6 +59,11 @@ class CorrectionJob:
     policy: str | None
     execute: int
 
+    @property
+    def key(self) -> str:
+        """The name of the collection's job."""
+        return self.job.key
+
 
 _POLICIES: dict[str | None, Any] = {}
 
@@ -110,15 +115,7 @@ def main(args: Args) -> None:
     attrs = {"corrections": {"seed": args.seed, "policy": policy}}
     EpisodeStore.create(args.out, attrs=attrs, exist_ok=True)
     jobs = [CorrectionJob(job, policy, args.execute) for job in plan(args)]
-    results = execute_jobs(
-        console,
-        args.out,
-        jobs,
-        correct_one,
-        correction_scene,
-        [j.job.key for j in jobs],
-        args.workers,
-    )
+    results = execute_jobs(console, args.out, jobs, correct_one, correction_scene, args.workers)
     store = EpisodeStore.open(args.out)
     wins = sum(result["success"] for result in results)
     if results:

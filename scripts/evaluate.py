@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
+from regrasp.scripts._jobs import run_missing
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 #: What differs between the conditions: pictures and instruction.
@@ -163,7 +163,6 @@ def main(args: Args) -> None:
     """Run what is missing, print the table, write the result when asked to."""
     from regrasp.sim import task_names
     from regrasp.sim.protocol import HELD_OUT_STATES, get_protocol
-    from regrasp.sim.workers import EpisodeError, run_episodes
 
     unknown = set(args.conditions) - set(CONDITIONS)
     if unknown:
@@ -194,33 +193,20 @@ def main(args: Args) -> None:
     ]
     record = {"policy": policy_hash, "protocol": protocol.record(), **_settings(args)}
     done = _resume(args.out, record)
-    todo = [job for job in jobs if job.key not in done]
-    console.print(f"{len(jobs) - len(todo)} episodes done before, {len(todo)} to go")
-    errors = 0
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with (
-        Progress(*columns, console=console) as progress,
-        (args.out / "episodes.jsonl").open("a") as log,
-    ):
-        bar = progress.add_task("episodes", total=len(todo))
-        for index, result in run_episodes(
-            todo,
+    with (args.out / "episodes.jsonl").open("a") as log:
+        for result in run_missing(
+            console,
+            jobs,
+            done,
             evaluate_one,
             workers=args.workers,
             timeout_s=600.0,
             recycle_after=200,
             affinity=scene_of,
         ):
-            progress.advance(bar)
-            if isinstance(result, EpisodeError):
-                errors += 1
-                console.print(f"[red]{todo[index].key}: {result}")
-                continue
             done[result["key"]] = result
             log.write(json.dumps(result) + "\n")
             log.flush()
-    if errors:
-        raise SystemExit(f"{errors} episodes did not run; run the command again")
     figures = summarise(args.suites, args.conditions, {job.key: done[job.key] for job in jobs})
     _print(console, figures)
     if args.result:
