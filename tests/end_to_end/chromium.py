@@ -19,7 +19,11 @@ FLAGS = [
 
 
 def find():
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+    """The browser; scripts/bootstrap.sh installs it, so a test without it fails."""
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome")))
+    browser = next(found, None)
+    assert browser, "Chromium is not installed: run scripts/bootstrap.sh as root"
+    return browser
 
 
 class Page:

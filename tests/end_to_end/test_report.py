@@ -104,7 +104,6 @@ def test_half_a_pair_is_refused(run):
         pair_up(headers[:-1])
 
 
-@pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 def test_in_a_browser(run, tmp_path):
     headers = EpisodeStore.open(run / "store").headers
     summary = summarise(pair_up(headers), 0.1, 40)

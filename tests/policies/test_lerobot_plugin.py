@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("lerobot_policy_regrasp", reason="pip install -e ./lerobot_policy_regrasp")
-
 from lerobot.configs import PreTrainedConfig
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.policies.factory import make_policy, make_pre_post_processors
@@ -25,6 +22,8 @@ from regrasp.policies.lerobot_plugin import (
 )
 from regrasp.policies.small_vla import SmallVLA
 from regrasp.policies.vla import VLA
+
+import lerobot_policy_regrasp
 
 KEEP = ("image/agentview", "image/wrist", "state", "action")
 
@@ -59,7 +58,8 @@ def checkpoint(dataset, tmp_path_factory) -> Path:
 
 def test_is_registered_by_discovery():
     register_third_party_plugins()
-    assert "regrasp_vla" in PreTrainedConfig.get_known_choices()
+    registered = PreTrainedConfig.get_choice_class("regrasp_vla")
+    assert registered is lerobot_policy_regrasp.RegraspVLAConfig
 
 
 def test_trained_checkpoint_loads_and_acts(checkpoint, dataset):
