@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import mujoco
@@ -76,6 +76,41 @@ _QD = slice(47, 54)
 _JAC = slice(54, 96)
 _MASS = slice(96, 145)
 STATE_SIZE = 145
+
+
+class _Arm(NamedTuple):
+    """One arm and its simulation, as the compiled functions see them.
+
+    ``qpos`` to ``q_m``, ``bias`` and the sites' poses are MuJoCo's own memory, so always current.
+    """
+
+    model: int  # address of the mjModel
+    data: int  # address of the mjData
+    qpos: np.ndarray
+    qvel: np.ndarray
+    ctrl: np.ndarray
+    q_m: np.ndarray  # the whole model's mass matrix, sparse
+    madr: np.ndarray  # where each degree of freedom's row of it begins
+    parent: np.ndarray  # the degree of freedom before each in the tree, -1 at a root
+    bias: np.ndarray  # gravity and Coriolis torques
+    site: int  # of the hand
+    site_xpos: np.ndarray
+    site_xmat: np.ndarray
+    qpos_index: np.ndarray  # of the seven joints, as the next two
+    dof_index: np.ndarray
+    arm_ctrl: np.ndarray
+    grip_ctrl: np.ndarray  # of the two fingers
+    kp: np.ndarray  # of the six axes, position then orientation
+    kd: np.ndarray
+    scale: np.ndarray  # metres and radians that an action of 1 asks for
+    torque_low: np.ndarray  # N m
+    torque_high: np.ndarray
+    grip_speed: float
+    grip_bias: np.ndarray
+    grip_weight: np.ndarray
+    jacp: np.ndarray  # scratch, as the next
+    jacr: np.ndarray
+    before: np.ndarray  # see CompiledControl
 
 
 @numba.njit(cache=True, nogil=True)
@@ -135,51 +170,35 @@ def _rotation(delta: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def _refresh(
-    state,
-    site_xpos,
-    site_xmat,
-    qpos,
-    qvel,
-    q_m,
-    model,
-    data,
-    site,
-    qpos_index,
-    dof_index,
-    madr,
-    parent,
-    jacp,
-    jacr,
-):
+def _refresh(state, arm):
     """Read the arm's kinematics and mass matrix from MuJoCo into the controller's cache."""
-    _mj_jac_site(model, data, jacp.ctypes.data, jacr.ctypes.data, site)
-    nv = qvel.shape[0]
-    state[_POS] = site_xpos[site]
-    state[_ORI] = site_xmat[site]
-    state[34:37] = np.dot(jacp, qvel)
-    state[37:40] = np.dot(jacr, qvel)
+    _mj_jac_site(arm.model, arm.data, arm.jacp.ctypes.data, arm.jacr.ctypes.data, arm.site)
+    nv = arm.qvel.shape[0]
+    state[_POS] = arm.site_xpos[arm.site]
+    state[_ORI] = arm.site_xmat[arm.site]
+    state[34:37] = np.dot(arm.jacp, arm.qvel)
+    state[37:40] = np.dot(arm.jacr, arm.qvel)
     jac = state[_JAC].reshape(6, 7)
     mass = state[_MASS].reshape(7, 7)
     slot = -np.ones(nv, np.int64)
     for i in range(7):
-        slot[dof_index[i]] = i
+        slot[arm.dof_index[i]] = i
     for i in range(7):
-        state[40 + i] = qpos[qpos_index[i]]
-        state[47 + i] = qvel[dof_index[i]]
+        state[40 + i] = arm.qpos[arm.qpos_index[i]]
+        state[47 + i] = arm.qvel[arm.dof_index[i]]
         for r in range(3):
-            jac[r, i] = jacp[r, dof_index[i]]
-            jac[3 + r, i] = jacr[r, dof_index[i]]
+            jac[r, i] = arm.jacp[r, arm.dof_index[i]]
+            jac[3 + r, i] = arm.jacr[r, arm.dof_index[i]]
     mass[:, :] = 0.0
     for i in range(7):
-        adr = madr[dof_index[i]]
-        j = dof_index[i]
+        adr = arm.madr[arm.dof_index[i]]
+        j = arm.dof_index[i]
         while j >= 0:
             if slot[j] >= 0:
-                mass[i, slot[j]] = q_m[adr]
-                mass[slot[j], i] = q_m[adr]
+                mass[i, slot[j]] = arm.q_m[adr]
+                mass[slot[j], i] = arm.q_m[adr]
             adr += 1
-            j = parent[j]
+            j = arm.parent[j]
     state[_FRESH] = 0.0
 
 
@@ -242,86 +261,38 @@ def _exact_torques(state, kp, kd):
 
 
 @numba.njit(cache=True, nogil=True)
-def _control_step(
-    action,
-    state,
-    model,
-    data,
-    exact,
-    substeps,
-    qpos,
-    qvel,
-    ctrl,
-    q_m,
-    bias,
-    site_xpos,
-    site_xmat,
-    site,
-    qpos_index,
-    dof_index,
-    arm_ctrl,
-    grip_ctrl,
-    madr,
-    parent,
-    kp,
-    kd,
-    scale,
-    torque_low,
-    torque_high,
-    grip_speed,
-    grip_bias,
-    grip_weight,
-    jacp,
-    jacr,
-    before,
-):
+def _control_step(action, state, arm, substeps, exact):
     for i in range(substeps):
         if i == substeps - 1:
-            _mj_get_state(model, data, before.ctypes.data, _INTEGRATION)
-        _mj_step1(model, data)
+            _mj_get_state(arm.model, arm.data, arm.before.ctypes.data, _INTEGRATION)
+        _mj_step1(arm.model, arm.data)
         if exact:
             # robosuite's two forward passes; only one before its controller refreshes again.
             for _ in range(1 + int(state[_FRESH])):
-                _mj_fwd_actuation(model, data)
-                _mj_fwd_acceleration(model, data)
-                _mj_fwd_constraint(model, data)
+                _mj_fwd_actuation(arm.model, arm.data)
+                _mj_fwd_acceleration(arm.model, arm.data)
+                _mj_fwd_constraint(arm.model, arm.data)
         if state[_FRESH] == 1.0:
-            _refresh(
-                state,
-                site_xpos,
-                site_xmat,
-                qpos,
-                qvel,
-                q_m,
-                model,
-                data,
-                site,
-                qpos_index,
-                dof_index,
-                madr,
-                parent,
-                jacp,
-                jacr,
-            )
+            _refresh(state, arm)
         if i == 0:
             delta = np.empty(6)
             for k in range(6):
-                delta[k] = min(max(action[k], -1.0), 1.0) * scale[k]
+                delta[k] = min(max(action[k], -1.0), 1.0) * arm.scale[k]
             if delta[3] != 0.0 or delta[4] != 0.0 or delta[5] != 0.0:
                 goal = np.dot(_rotation(delta[3:].copy()), state[_ORI].reshape(3, 3))
                 state[_GOAL_ORI] = goal.ravel()
             for k in range(3):
                 state[k] = state[22 + k] + delta[k]
         if exact:
-            tau, posture = _exact_torques(state, kp, kd)
+            tau, posture = _exact_torques(state, arm.kp, arm.kd)
         else:
-            tau = _torques(state, kp, kd)
+            tau = _torques(state, arm.kp, arm.kd)
         state[_FRESH] = 1.0
         for k in range(7):
-            total = tau[k] + bias[dof_index[k]]
+            total = tau[k] + arm.bias[arm.dof_index[k]]
             if exact:
                 total += posture[k]
-            ctrl[arm_ctrl[k]] = min(max(total, torque_low[k]), torque_high[k])
+            arm.ctrl[arm.arm_ctrl[k]] = min(max(total, arm.torque_low[k]), arm.torque_high[k])
         sign = 0.0
         if action[6] > 0.0:
             sign = 1.0
@@ -329,10 +300,10 @@ def _control_step(
             sign = -1.0
         for k in range(2):
             direction = -1.0 if k == 0 else 1.0
-            value = min(max(state[12 + k] + direction * grip_speed * sign, -1.0), 1.0)
+            value = min(max(state[12 + k] + direction * arm.grip_speed * sign, -1.0), 1.0)
             state[12 + k] = value
-            ctrl[grip_ctrl[k]] = grip_bias[k] + grip_weight[k] * value
-        _mj_step2(model, data)
+            arm.ctrl[arm.grip_ctrl[k]] = arm.grip_bias[k] + arm.grip_weight[k] * value
+        _mj_step2(arm.model, arm.data)
 
 
 def choose_options(model: mujoco.MjModel, exact: bool) -> None:
@@ -398,55 +369,34 @@ class CompiledControl:
         )
         self.state = np.zeros(STATE_SIZE)
         self.before = np.zeros(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
-        self._kinematics = (
-            data.site_xpos,
-            data.site_xmat,
-            data.qpos,
-            data.qvel,
-            data.qM,
-            model._address,
-            data._address,
-            model.site(controller.eef_name).id,
-            np.asarray(controller.qpos_index, np.int64),
-            np.asarray(controller.qvel_index, np.int64),
-            model.dof_Madr.astype(np.int64),
-            model.dof_parentid.astype(np.int64),
-            np.zeros((3, model.nv)),
-            np.zeros((3, model.nv)),
-        )
-        xpos, xmat, qpos, qvel, q_m, m_adr, d_adr, site, q_i, v_i, madr, parent, jp, jr = (
-            self._kinematics
-        )
-        self._arguments = (
-            m_adr,
-            d_adr,
-            self.exact,
-            self.substeps,
-            qpos,
-            qvel,
-            data.ctrl,
-            q_m,
-            data.qfrc_bias,
-            xpos,
-            xmat,
-            site,
-            q_i,
-            v_i,
-            np.asarray(robot._ref_joint_actuator_indexes, np.int64),
-            grip,
-            madr,
-            parent,
-            np.asarray(controller.kp, float),
-            np.asarray(controller.kd, float),
-            np.asarray(scale, float),
-            np.asarray(low, float),
-            np.asarray(high, float),
-            float(robot.gripper.speed),
-            0.5 * (ctrl_range[:, 1] + ctrl_range[:, 0]),
-            0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0]),
-            jp,
-            jr,
-            self.before,
+        self._arm = _Arm(
+            model=model._address,
+            data=data._address,
+            qpos=data.qpos,
+            qvel=data.qvel,
+            ctrl=data.ctrl,
+            q_m=data.qM,
+            madr=model.dof_Madr.astype(np.int64),
+            parent=model.dof_parentid.astype(np.int64),
+            bias=data.qfrc_bias,
+            site=model.site(controller.eef_name).id,
+            site_xpos=data.site_xpos,
+            site_xmat=data.site_xmat,
+            qpos_index=np.asarray(controller.qpos_index, np.int64),
+            dof_index=np.asarray(controller.qvel_index, np.int64),
+            arm_ctrl=np.asarray(robot._ref_joint_actuator_indexes, np.int64),
+            grip_ctrl=grip,
+            kp=np.asarray(controller.kp, float),
+            kd=np.asarray(controller.kd, float),
+            scale=np.asarray(scale, float),
+            torque_low=np.asarray(low, float),
+            torque_high=np.asarray(high, float),
+            grip_speed=float(robot.gripper.speed),
+            grip_bias=0.5 * (ctrl_range[:, 1] + ctrl_range[:, 0]),
+            grip_weight=0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0]),
+            jacp=np.zeros((3, model.nv)),
+            jacr=np.zeros((3, model.nv)),
+            before=self.before,
         )
         self.reset()
 
@@ -463,7 +413,7 @@ class CompiledControl:
         """
         state = self.state
         state[:] = 0.0
-        _refresh(state, *self._kinematics)
+        _refresh(state, self._arm)
         state[_GOAL_POS] = state[_POS]
         state[_GOAL_ORI] = state[_ORI]
         state[_REST] = state[_Q]
@@ -472,4 +422,4 @@ class CompiledControl:
 
     def step(self, action: np.ndarray) -> None:
         """Advance one control step under ``action`` float64 ``[7]``, clipped to [-1, 1]."""
-        _control_step(action, self.state, *self._arguments)
+        _control_step(action, self.state, self._arm, self.substeps, self.exact)
