@@ -14,8 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from regrasp.episodes.store import EpisodeStore
 from regrasp.scripts._jobs import Keyed, run_missing
+from regrasp.sim.render import RenderMode
 from rich.console import Console
 from rich.table import Table
+
+#: Suites whose scenes hold other things that an instruction can mean.
+OTHER_GOALS = ("libero_object", "libero_spatial")
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,10 @@ class Args:
         tasks: task indices in each suite; all when empty.
         init_states: the first this many initial states (0 to 29 are for training).
         repeats: episodes for each initial state, each with other disturbances and fixture places.
-        other_goals: in libero_object, the share of episodes whose goal is another object of the
-            scene, so that a policy must listen to the instruction.
+        other_goals: in libero_object and libero_spatial, the share of episodes whose goal is
+            another object of the scene, so that a policy must listen to the instruction.
+        fine: share of episodes whose pictures are drawn in ``fine`` and not in ``lite``, so
+            that a policy also knows the stock picture's reflections and edges.
         image_size: pictures are this high and wide.
         noise: whether disturbances are injected (the label stays the expert's clean action).
         seed: of the whole collection; the same seed gives the same episodes on any number of
@@ -43,6 +49,7 @@ class Args:
     init_states: int = 30
     repeats: int = 2
     other_goals: float = 0.3
+    fine: float = 0.3
     image_size: int = 128
     noise: bool = True
     seed: int = 0
@@ -61,6 +68,7 @@ class Job:
     seed: int
     other_goal: bool
     image_size: int
+    mode: RenderMode
     noise: bool
 
     @property
@@ -79,6 +87,7 @@ class Plan(Protocol):
     init_states: int
     repeats: int
     other_goals: float
+    fine: float
     image_size: int
     seed: int
 
@@ -92,8 +101,9 @@ def plan(args: Plan, noise: bool = False) -> list[Job]:
         tasks = args.tasks or tuple(range(len(task_names(suite))))
         for task, init_state in itertools.product(tasks, range(args.init_states)):
             entropy = [args.seed, repeat, _stable(suite), task, init_state]
-            seed, draw = np.random.SeedSequence(entropy).generate_state(2)
-            other = suite == "libero_object" and draw / 2**32 < args.other_goals
+            seed, goal_draw, mode_draw = np.random.SeedSequence(entropy).generate_state(3)
+            other = suite in OTHER_GOALS and goal_draw / 2**32 < args.other_goals
+            mode: RenderMode = "fine" if mode_draw / 2**32 < args.fine else "lite"
             jobs.append(
                 Job(
                     str(args.out),
@@ -104,6 +114,7 @@ def plan(args: Plan, noise: bool = False) -> list[Job]:
                     int(seed) % 2**31,
                     other,
                     args.image_size,
+                    mode,
                     noise,
                 )
             )
@@ -115,9 +126,9 @@ def _stable(name: str) -> int:
     return int.from_bytes(name.encode()[-8:], "little")
 
 
-def scene_of(job: Job) -> tuple[str, int, int]:
+def scene_of(job: Job) -> tuple[str, int, int, RenderMode]:
     """Jobs of one scene go to one worker, which then builds the scene once, repeat by repeat."""
-    return job.suite, job.task, job.repeat
+    return job.suite, job.task, job.repeat, job.mode
 
 
 @functools.cache
@@ -133,8 +144,10 @@ def cached_env(job: Job) -> Any:
 
     size = (job.image_size, job.image_size)
     return _last_env().get(
-        (job.suite, job.task, job.image_size),
-        lambda: make_env(job.suite, job.task, cameras={"agentview": size, "wrist": size}),
+        (job.suite, job.task, job.image_size, job.mode),
+        lambda: make_env(
+            job.suite, job.task, cameras={"agentview": size, "wrist": size}, mode=job.mode
+        ),
     )
 
 
@@ -166,7 +179,7 @@ def collect_one(job: Job) -> dict[str, Any]:
         goal=goal,
         instruction=instruction,
     )
-    episode.header.extra["job"] = job.key
+    episode.header.extra.update(job=job.key, mode=job.mode)
     if episode.header.success:
         store.append(episode)
     success = episode.header.success

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class Args:
         tasks: task indices in each suite; all when empty.
         init_states: the first this many initial states.
         repeats: episodes for each initial state.
-        other_goals: in libero_object, share of episodes with another object of the scene as goal.
+        other_goals: share of episodes with another object of the scene as goal.
+        fine: share of episodes whose pictures are drawn in ``fine``.
         image_size: pictures are this high and wide.
         execute: actions executed of each of the policy's chunks.
         seed: of the whole round.
@@ -45,6 +47,7 @@ class Args:
     init_states: int = 30
     repeats: int = 1
     other_goals: float = 0.3
+    fine: float = 0.3
     image_size: int = 128
     execute: int = 8
     seed: int = 1
@@ -103,7 +106,7 @@ def correct_one(task: CorrectionJob) -> dict[str, Any]:
     return {"key": job.key, "success": episode.header.success, "kept": len(episode) > 0}
 
 
-def correction_scene(task: CorrectionJob) -> tuple[str, int, int]:
+def correction_scene(task: CorrectionJob) -> Hashable:
     """Jobs of one scene go to one worker."""
     return scene_of(task.job)
 

@@ -31,14 +31,15 @@ class EnvConfig:
     """How an environment is built.
 
     Attributes:
-        mode: ``lite`` (reduced meshes, no shadows) or ``full`` (the stock picture).
+        mode: ``full`` (the stock picture), ``fine`` (reduced meshes) or ``lite`` (reduced meshes
+            without reflections and multisampling).
         cameras: camera name (``agentview``, ``wrist``) -> (height, width) in pixels.
         settle_steps: control steps without motion done inside ``reset``, not counted.
         settle_gripper: gripper command during them (-1 opens, as openpi does).
         horizon: control steps until truncation; the suite's own when None.
         exact: equal stock LIBERO bit for bit, at about half the speed. Otherwise the same physics
             up to the contact solver's tolerance (1e-8).
-        lite: how far visual meshes are reduced in ``lite`` mode.
+        lite: how far visual meshes are reduced in ``lite`` and ``fine``.
     """
 
     mode: RenderMode = "lite"

@@ -138,7 +138,7 @@ def build_problem(
 ) -> Any:
     """A robosuite problem without its own renderer and camera observations.
 
-    Its meshes are reduced in ``lite`` mode and its contacts are checked in arrays.
+    Its meshes are reduced but in ``full`` mode, and its contacts are checked in arrays.
 
     Args:
         base: the problem's class.
@@ -153,7 +153,7 @@ def build_problem(
 
     def _initialize_sim(self: Any, xml_string: str | None = None) -> None:
         xml = xml_string or self.model.get_xml()
-        self.sim = MjSim.from_xml_string(reduce_scene(xml, lite) if mode == "lite" else xml)
+        self.sim = MjSim.from_xml_string(xml if mode == "full" else reduce_scene(xml, lite))
         self.sim.forward()
         self.initialize_time(self.control_freq)
 

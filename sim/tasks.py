@@ -162,3 +162,31 @@ def scene_objects(task: LiberoTask) -> list[str]:
     kinds = {name: kind for kind, names in problem["objects"].items() for name in names}
     wanted = [kinds[name] for name in problem["obj_of_interest"] if name in kinds]
     return list(dict.fromkeys([*wanted, *problem["objects"]]))
+
+
+def twin_instructions(task: LiberoTask) -> dict[str, str]:
+    """Other objects of the kind that a task moves, and what the suite calls each of them.
+
+    Each scene of libero_spatial holds two bowls; the second stands where another task's bowl does,
+    and that task's instruction means it.
+
+    Returns:
+        object -> instruction; empty where the scene has no such object.
+    """
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+    def read(other: LiberoTask) -> tuple[str, dict[str, str]]:
+        problem = robosuite_parse_problem(str(other.bddl))
+        places = {state[1]: state[2] for state in problem["initial_state"] if len(state) == 3}
+        return problem["obj_of_interest"][0], places
+
+    own, places = read(task)
+    kind = own.rpartition("_")[0]
+    called = {}
+    for name in task_names(task.suite):
+        other = get_task(task.suite, name)
+        moved, there = read(other)
+        if moved.rpartition("_")[0] == kind and moved in there:
+            called[there[moved]] = other.instruction
+    twins = [name for name in places if name.rpartition("_")[0] == kind and name != own]
+    return {name: called[places[name]] for name in twins if places[name] in called}

@@ -20,6 +20,7 @@ import numpy as np
 from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.sim.experts.base import CLOSE, OPEN, Expert
 from regrasp.sim.experts.tasks import Goal
+from regrasp.sim.tasks import twin_instructions
 
 #: Control steps recorded after success, so that a policy learns to stay.
 _STAY = 6
@@ -175,22 +176,30 @@ def rollout_expert(
 
 
 def alternative_goals(env: Any) -> list[tuple[list[Goal], str]]:
-    """Other tasks of the same libero_object scene: each other object into the basket.
+    """Other tasks of the same scene, in the benchmark's wording.
+
+    In libero_object each other object into the basket; in libero_spatial the other bowl onto the
+    plate, called by its place.
 
     Returns:
-        (goal, instruction in the benchmark's wording), one for each object but the task's own.
+        (goal, instruction) of each.
 
     Raises:
-        ValueError: the scene is not one of libero_object.
+        ValueError: the scene is of another kind.
     """
-    basket = "basket_1_contain_region"
-    if basket not in env.problem.object_sites_dict:
-        raise ValueError(f"alternative_goals: {env.suite}/{env.task_name} has no basket")
     own = {name for state in env.problem.parsed_problem["goal_state"] for name in state}
-    goals: list[tuple[list[Goal], str]] = []
-    for name in sorted(env.problem.objects_dict):
-        if name in own or name.startswith("basket"):
-            continue
-        words = name.rpartition("_")[0].replace("_", " ")
-        goals.append(([("in", name, basket)], f"pick up the {words} and place it in the basket"))
-    return goals
+    basket = "basket_1_contain_region"
+    if basket in env.problem.object_sites_dict:
+        goals: list[tuple[list[Goal], str]] = []
+        for name in sorted(env.problem.objects_dict):
+            if name not in own and not name.startswith("basket"):
+                words = name.rpartition("_")[0].replace("_", " ")
+                told = f"pick up the {words} and place it in the basket"
+                goals.append(([("in", name, basket)], told))
+        return goals
+    twins = twin_instructions(env.task) if env.suite == "libero_spatial" else {}
+    if not twins:
+        raise ValueError(
+            f"alternative_goals: {env.suite}/{env.task_name} has no basket and no twin"
+        )
+    return [([("on", name, "plate_1")], told) for name, told in twins.items()]
