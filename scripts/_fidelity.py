@@ -92,40 +92,44 @@ def difference_figures(measured: dict[tuple[str, int], Differences]) -> dict[str
     return figures
 
 
-def similarities(job: tuple[str, int]) -> dict[str, list[float]]:
-    """Camera -> SSIM of ``lite`` against ``full`` at six moments of one episode."""
+def similarities(job: tuple[str, int]) -> dict[str, dict[str, list[float]]]:
+    """Mode -> camera -> SSIM against ``full`` at six moments of one episode."""
     from regrasp.sim import make_env
     from skimage.metrics import structural_similarity
 
-    lite, full = make_env(*job, mode="lite"), make_env(*job, mode="full")
-    for env in (lite, full):
-        env.reset(seed=7, options={"init_state": 0, "render": False})
+    full = make_env(*job, mode="full")
+    reduced = {mode: make_env(*job, mode=mode) for mode in ("lite", "fine")}
+    full.reset(seed=7, options={"init_state": 0, "render": False})
     rng = np.random.default_rng(0)
-    values: dict[str, list[float]] = {name: [] for name in lite.config.cameras}
+    values: dict[str, dict[str, list[float]]] = {
+        mode: {name: [] for name in full.config.cameras} for mode in reduced
+    }
     for _ in range(6):
-        full.restore(lite.snapshot())
-        ours, theirs = lite.observe(), full.observe()
-        for name in values:
-            values[name].append(
-                float(structural_similarity(ours[name], theirs[name], channel_axis=2))
-            )
-        lite.step_chunk(rng.uniform(-1, 1, (15, 7)), "none")
-    lite.close()
-    full.close()
+        theirs = full.observe()
+        for mode, env in reduced.items():
+            env.restore(full.snapshot())
+            ours = env.observe()
+            for name, found in values[mode].items():
+                found.append(float(structural_similarity(ours[name], theirs[name], channel_axis=2)))
+        full.step_chunk(rng.uniform(-1, 1, (15, 7)), "none")
+    for env in (full, *reduced.values()):
+        env.close()
     return values
 
 
-def ssim_figures(measured: dict[tuple[str, int], dict[str, list[float]]]) -> dict[str, Figure]:
-    """Mean SSIM over everything, of each camera, and the worst picture."""
-    cameras = {name for values in measured.values() for name in values}
-    by_camera = {
-        name: [x for values in measured.values() for x in values[name]] for name in sorted(cameras)
-    }
-    everything = [x for values in by_camera.values() for x in values]
-    figures = {"ssim": everything, **{f"ssim_{name}": v for name, v in by_camera.items()}}
-    result = {
-        name: Figure(float(np.mean(v)), *bootstrap(v), len(v), "SSIM")
-        for name, v in figures.items()
-    }
-    result["ssim_worst"] = Figure(min(everything), n=len(everything), unit="SSIM")
+def ssim_figures(
+    measured: dict[tuple[str, int], dict[str, dict[str, list[float]]]],
+) -> dict[str, Figure]:
+    """Mean SSIM over everything, of each camera, and the worst; of ``lite`` and ``fine``."""
+    result = {}
+    for mode, prefix in (("lite", "ssim"), ("fine", "ssim_fine")):
+        cameras: dict[str, list[float]] = {}
+        for values in measured.values():
+            for name, found in values[mode].items():
+                cameras.setdefault(name, []).extend(found)
+        everything = [x for found in cameras.values() for x in found]
+        figures = {prefix: everything} | {f"{prefix}_{k}": v for k, v in sorted(cameras.items())}
+        for name, found in figures.items():
+            result[name] = Figure(float(np.mean(found)), *bootstrap(found), len(found), "SSIM")
+        result[f"{prefix}_worst"] = Figure(min(everything), n=len(everything), unit="SSIM")
     return result
