@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
+from regrasp.scripts._jobs import JsonLines
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -113,14 +113,13 @@ def main(args: Args) -> None:
         for init_state in range(args.init_states)
     ]
     args.out.mkdir(parents=True, exist_ok=True)
-    log_file = args.out / "episodes.jsonl"
-    lines = log_file.read_text().splitlines() if log_file.exists() else []
-    done = {row["key"]: row for row in map(json.loads, lines)}
+    log = JsonLines(args.out / "episodes.jsonl")
+    done = {row["key"]: row for row in log.read()}
     todo = [job for job in jobs if job.key not in done]
     console.print(f"{len(jobs) - len(todo)} episodes done before, {len(todo)} to go")
     errors = 0
     columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, log_file.open("a") as log:
+    with Progress(*columns, console=console) as progress:
         bar = progress.add_task("episodes", total=len(todo))
         for index, row in run_episodes(
             todo, run_one, workers=args.workers, timeout_s=180.0, affinity=scene_of
@@ -130,8 +129,7 @@ def main(args: Args) -> None:
                 errors += 1
                 console.print(f"[red]{todo[index].key}: {row}")
                 continue
-            log.write(json.dumps(row) + "\n")
-            log.flush()
+            log.append(row)
             done[row["key"]] = row
     if errors:
         raise SystemExit(f"{errors} episodes did not run; run the command again")

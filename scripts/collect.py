@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from regrasp.episodes.store import EpisodeStore
-from regrasp.scripts._jobs import Keyed, run_missing
+from regrasp.scripts._jobs import JsonLines, Keyed, run_missing
 from regrasp.sim.render import RenderMode
 from rich.console import Console
 from rich.table import Table
@@ -204,33 +203,24 @@ def execute_jobs[AnyJob: Keyed](
     Raises:
         SystemExit: some jobs did not run; running the command again tries them.
     """
-    dropped_file = out / "dropped.jsonl"
-    results = _read_lines(dropped_file)
+    log = JsonLines(out / "dropped.jsonl")
+    results = log.read()
     have = {header.extra.get("job") for header in EpisodeStore.open(out).headers}
     have |= {result["key"] for result in results}
-    with dropped_file.open("a") as log:
-        for result in run_missing(
-            console,
-            jobs,
-            have,
-            function,
-            workers=workers,
-            timeout_s=300.0,
-            recycle_after=300,
-            affinity=affinity,
-        ):
-            results.append(result)
-            if not result["kept"]:
-                log.write(json.dumps(result) + "\n")
-                log.flush()
+    for result in run_missing(
+        console,
+        jobs,
+        have,
+        function,
+        workers=workers,
+        timeout_s=300.0,
+        recycle_after=300,
+        affinity=affinity,
+    ):
+        results.append(result)
+        if not result["kept"]:
+            log.append(result)
     return results
-
-
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a kill may have cut the last one."""
-    if not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
 def main(args: Args) -> None:
@@ -240,7 +230,7 @@ def main(args: Args) -> None:
     EpisodeStore.create(args.out, attrs=attrs, exist_ok=True)
     jobs = plan(args, args.noise)
     execute_jobs(console, args.out, jobs, collect_one, scene_of, args.workers)
-    dropped = _read_lines(args.out / "dropped.jsonl")
+    dropped = JsonLines(args.out / "dropped.jsonl").read()
     _print_yield(console, EpisodeStore.open(args.out), dropped)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
-from regrasp.scripts._jobs import run_missing
+from regrasp.scripts._jobs import JsonLines, run_missing
 from rich.console import Console
 from rich.table import Table
 
@@ -192,21 +192,20 @@ def main(args: Args) -> None:
         for k in range(count)
     ]
     record = {"policy": policy_hash, "protocol": protocol.record(), **_settings(args)}
-    done = _resume(args.out, record)
-    with (args.out / "episodes.jsonl").open("a") as log:
-        for result in run_missing(
-            console,
-            jobs,
-            done,
-            evaluate_one,
-            workers=args.workers,
-            timeout_s=600.0,
-            recycle_after=200,
-            affinity=scene_of,
-        ):
-            done[result["key"]] = result
-            log.write(json.dumps(result) + "\n")
-            log.flush()
+    log = _resume(args.out, record)
+    done = {result["key"]: result for result in log.read()}
+    for result in run_missing(
+        console,
+        jobs,
+        done,
+        evaluate_one,
+        workers=args.workers,
+        timeout_s=600.0,
+        recycle_after=200,
+        affinity=scene_of,
+    ):
+        done[result["key"]] = result
+        log.append(result)
     figures = summarise(args.suites, args.conditions, {job.key: done[job.key] for job in jobs})
     _print(console, figures)
     if args.result:
@@ -229,20 +228,17 @@ def _settings(args: Args) -> dict[str, Any]:
     return {name: asdict(args)[name] for name in names}
 
 
-def _resume(out: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Episodes already run under the same policy and protocol; refuses to mix."""
+def _resume(out: Path, record: dict[str, Any]) -> JsonLines:
+    """The log of episodes under the same policy and protocol; refuses to mix."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, sort_keys=True, default=list)
-    stamp, log = out / "protocol.json", out / "episodes.jsonl"
+    stamp = out / "protocol.json"
     if stamp.exists() and stamp.read_text() != text:
         raise SystemExit(
             f"{out} holds an evaluation of another policy or protocol; give another --out"
         )
     stamp.write_text(text)
-    if not log.exists():
-        return {}
-    results = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-    return {result["key"]: result for result in results}
+    return JsonLines(out / "episodes.jsonl")
 
 
 def summarise(
