@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
-from regrasp.scripts._jobs import JsonLines
+from regrasp.scripts._jobs import JsonLines, run_missing
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 
@@ -102,7 +101,6 @@ def main(args: Args) -> None:
     """Run what is missing, print the table, write the result."""
     from regrasp.sim import task_names
     from regrasp.sim.protocol import get_protocol
-    from regrasp.sim.workers import EpisodeError, run_episodes
 
     console = Console()
     protocol = get_protocol(args.protocol, init_states=tuple(range(args.init_states)))
@@ -115,24 +113,18 @@ def main(args: Args) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     log = JsonLines(args.out / "episodes.jsonl")
     done = {row["key"]: row for row in log.read()}
-    todo = [job for job in jobs if job.key not in done]
-    console.print(f"{len(jobs) - len(todo)} episodes done before, {len(todo)} to go")
-    errors = 0
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("episodes", total=len(todo))
-        for index, row in run_episodes(
-            todo, run_one, workers=args.workers, timeout_s=180.0, affinity=scene_of
-        ):
-            progress.advance(bar)
-            if isinstance(row, EpisodeError):
-                errors += 1
-                console.print(f"[red]{todo[index].key}: {row}")
-                continue
-            log.append(row)
-            done[row["key"]] = row
-    if errors:
-        raise SystemExit(f"{errors} episodes did not run; run the command again")
+    for row in run_missing(
+        console,
+        jobs,
+        done,
+        run_one,
+        workers=args.workers,
+        timeout_s=180.0,
+        recycle_after=50,
+        affinity=scene_of,
+    ):
+        done[row["key"]] = row
+        log.append(row)
     rows = [done[job.key] for job in jobs]
     figures = _figures(rows)
     _print_table(console, rows)
