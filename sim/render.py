@@ -107,8 +107,8 @@ def _choose_quality(model: mujoco.MjModel, multisample: bool) -> None:
     quality.numslices = min(quality.numslices, 16)
     # Stacks divide cylinders lengthwise, which nobody sees, and round shapes, which everybody does.
     # robosuite marks the hand by a sphere of negative alpha, which is never seen.
-    round_types = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
-    round_types = (*round_types, mujoco.mjtGeom.mjGEOM_CAPSULE)
+    shapes = mujoco.mjtGeom
+    round_types = (shapes.mjGEOM_SPHERE, shapes.mjGEOM_ELLIPSOID, shapes.mjGEOM_CAPSULE)
     shown = (model.geom_group > 0) & np.isin(model.geom_type, round_types)
     marked = (model.site_rgba[:, 3] > 0) & np.isin(model.site_type, round_types)
     if not (shown.any() or marked.any()):
