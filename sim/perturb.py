@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import copy
 import difflib
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import mujoco
 import numpy as np
+from regrasp.episodes.types import Observation
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,23 @@ TRIGGERS: dict[str, type] = {t.kind: t for t in (AtStep, NearObject, Lifted)}
 
 
 class Scene:
-    """The wrapped environment as a perturbation sees it."""
+    """The wrapped environment as a perturbation sees it.
+
+    Attributes:
+        env: the environment itself.
+        step: control steps since the reset.
+        target: the object of interest; None where the task moves none.
+        rest: where its centre was at the reset, ``[3]``.
+        phase: what the actor is doing (an expert's phase), where whoever drives says so; else -1.
+        wanted: the actor's actions so far, before anything was done to them.
+    """
 
     def __init__(self, env: Any, target: str | None) -> None:
         self.env = env
         self.step = 0
         self.target = target
+        self.phase = -1
+        self.wanted: list[np.ndarray] = []
         self._address: tuple[int, int, int] | None = None
         self.rest = self.position().copy() if target else np.zeros(3)
 
@@ -124,6 +137,15 @@ class Perturbation:
     def act(self, scene: Scene, action: np.ndarray, drawn: Mapping[str, Any], i: int) -> np.ndarray:
         """Called before control step i of its ``steps``; returns the action really executed."""
         return action
+
+    def see(
+        self, scene: Scene, observation: dict[str, Any], drawn: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the actor gets to see while the perturbation acts; the world is as it is."""
+        return observation
+
+    def end(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
+        """Called once after the last of its ``steps``."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; :func:`from_json` inverts it."""
@@ -353,13 +375,23 @@ class PerturbedEnv:
                 self._end(i, perturbation.steps)
                 moved = True
         if not moved:
-            return out
+            return self._seen(out[0]), out[1]
         render = (options or {}).get("render", True)
-        return self.env.observe(render=render), out[1]
+        return self.observe(render=render), out[1]
 
-    def step(self, action: np.ndarray) -> Any:
+    def step(self, action: np.ndarray, *, render: bool = True) -> Any:
         """One control step under the perturbations; Gymnasium's five results."""
-        return self.env.step(self._before(np.asarray(action, dtype=np.float32)))
+        out = self.env.step(self._before(np.asarray(action, dtype=np.float32)), render=render)
+        return (self._seen(out[0]), *out[1:])
+
+    def observe(self, render: bool = True) -> dict[str, np.ndarray]:
+        """The observation now, as the perturbations let it be seen."""
+        return self._seen(self.env.observe(render=render))
+
+    def observation(self, render: bool = True) -> Observation:
+        """The observation now, as a policy takes it."""
+        now = self.observe(render)
+        return Observation(now, now.pop("state"), self.env.instruction, time.monotonic())
 
     def step_chunk(self, actions: np.ndarray, render: str = "last") -> Any:
         """As the environment's, with the perturbations applied before every control step.
@@ -368,7 +400,8 @@ class PerturbedEnv:
         """
         actions = np.asarray(actions, dtype=np.float32)
         if len(actions) == 1:
-            return self.env.step_chunk(self._before(actions[0])[None], render=render)
+            part = self.env.step_chunk(self._before(actions[0])[None], render=render)
+            return replace(part, observations=[self._seen(o) for o in part.observations])
         parts = []
         for i, action in enumerate(actions):
             last = render == "last" and i == len(actions) - 1
@@ -380,20 +413,25 @@ class PerturbedEnv:
 
     def snapshot(self) -> Any:
         """The environment's snapshot with the perturbations' own progress."""
-        own = (self.scene.step, list(self._done), list(self._begun), copy.deepcopy(self.events))
-        return self.env.snapshot(), own
+        progress = (list(self._done), list(self._begun), copy.deepcopy(self.events))
+        history = (self.scene.step, self.scene.phase, list(self.scene.wanted))
+        return self.env.snapshot(), progress, history
 
     def restore(self, snapshot: Any) -> None:
         """Continue from :meth:`snapshot`."""
-        inner, (step, done, begun, events) = snapshot
+        inner, (done, begun, events), (step, phase, wanted) = snapshot
         self.env.restore(inner)
-        self.scene.step = step
+        self.scene.step, self.scene.phase, self.scene.wanted = step, phase, list(wanted)
         self._done, self._begun = list(done), list(begun)
         self.events = copy.deepcopy(events)
 
     def _before(self, action: np.ndarray) -> np.ndarray:
         """Apply what is due before this control step; the action really executed."""
+        self.scene.wanted.append(action)
         for i, perturbation in enumerate(self.perturbations):
+            if self._begun[i] is not None and 0 < perturbation.steps == self._done[i]:
+                perturbation.end(self.scene, self._drawn[i])
+                self._done[i] += 1
             if self._begun[i] is None and perturbation.when.fires(self.scene):
                 self._begin(i)
             if self._begun[i] is not None and self._done[i] < perturbation.steps:
@@ -401,6 +439,12 @@ class PerturbedEnv:
                 self._end(i, self._done[i] + 1)
         self.scene.step += 1
         return action
+
+    def _seen(self, observation: dict[str, Any]) -> dict[str, Any]:
+        for i, perturbation in enumerate(self.perturbations):
+            if self._begun[i] is not None and self._done[i] < perturbation.steps:
+                observation = perturbation.see(self.scene, observation, self._drawn[i])
+        return observation
 
     def _begin(self, i: int) -> None:
         self._begun[i] = len(self.events)
