@@ -13,6 +13,7 @@ from regrasp.episodes.types import Episode
 from regrasp.scripts._rollouts import Setup, run_protocol
 from regrasp.scripts._summary import BASE, SUPERVISED, UNPERTURBED, Pair, alarmed
 from regrasp.scripts.report import encode_video, video_path
+from regrasp.sim.cache import LastEnv
 
 #: Control steps between two frames, and frames a second: films run at the speed of the episode.
 STRIDE, FPS = 2, 10.0
@@ -77,7 +78,7 @@ def scene_of(film: Film) -> tuple[str, int]:
     return film.suite, film.task
 
 
-_ENVS: dict[tuple[str, int], Any] = {}
+_last_env = LastEnv()
 
 
 def draw(film: Film) -> str:
@@ -85,12 +86,10 @@ def draw(film: Film) -> str:
     from regrasp.sim import LiberoEnv, get_task
 
     protocol = run_protocol(film.setup)
-    if scene_of(film) not in _ENVS:
-        for env in _ENVS.values():
-            env.close()
-        _ENVS.clear()
-        config = protocol.env_config(film.suite)
-        _ENVS[scene_of(film)] = LiberoEnv(get_task(film.suite, film.task), config)
+    env = _last_env.get(
+        scene_of(film),
+        lambda: LiberoEnv(get_task(film.suite, film.task), protocol.env_config(film.suite)),
+    )
     store = EpisodeStore.open(film.setup.store)
     index = next(
         i
@@ -98,7 +97,7 @@ def draw(film: Film) -> str:
         if h.extra["pair"] == film.pair and h.extra["arm"] == film.arm
     )
     episode = store.load(index, ["qpos"])
-    frames = draw_frames(_ENVS[scene_of(film)], episode, protocol.seed, film.size)
+    frames = draw_frames(env, episode, protocol.seed, film.size)
     encode_video(video_path(film.run, film.pair, film.arm), frames, FPS)
     return film.pair
 

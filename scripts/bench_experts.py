@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
 from regrasp.scripts._jobs import JsonLines, run_missing
+from regrasp.sim.cache import LastEnv
 from rich.console import Console
 from rich.table import Table
 
@@ -60,7 +61,7 @@ def scene_of(job: Job) -> tuple[str, int]:
     return job.suite, job.task
 
 
-_ENVS: dict[tuple[str, int], Any] = {}
+_last_env = LastEnv()
 
 
 def run_one(job: Job) -> dict[str, Any]:
@@ -69,14 +70,11 @@ def run_one(job: Job) -> dict[str, Any]:
     from regrasp.sim.experts import Phase, make_expert
     from regrasp.sim.protocol import get_protocol
 
-    scene = (job.suite, job.task)
     protocol = get_protocol(job.protocol)
-    if scene not in _ENVS:
-        for env in _ENVS.values():
-            env.close()
-        _ENVS.clear()
-        _ENVS[scene] = LiberoEnv(get_task(job.suite, job.task), protocol.env_config(job.suite))
-    env = _ENVS[scene]
+    env = _last_env.get(
+        scene_of(job),
+        lambda: LiberoEnv(get_task(job.suite, job.task), protocol.env_config(job.suite)),
+    )
     env.reset(seed=protocol.seed, options={"init_state": job.init_state, "render": False})
     try:
         expert = make_expert(env)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from regrasp.episodes.store import EpisodeStore
 from regrasp.scripts._jobs import JsonLines, Keyed, run_missing
+from regrasp.sim.cache import LastEnv
 from regrasp.sim.render import RenderMode
 from rich.console import Console
 from rich.table import Table
@@ -130,11 +130,7 @@ def scene_of(job: Job) -> tuple[str, int, int, RenderMode]:
     return job.suite, job.task, job.repeat, job.mode
 
 
-@functools.cache
-def _last_env() -> Any:
-    from regrasp.sim.cache import LastEnv
-
-    return LastEnv()
+_last_env = LastEnv()
 
 
 def cached_env(job: Job) -> Any:
@@ -142,7 +138,7 @@ def cached_env(job: Job) -> Any:
     from regrasp.sim import make_env
 
     size = (job.image_size, job.image_size)
-    return _last_env().get(
+    return _last_env.get(
         (job.suite, job.task, job.image_size, job.mode),
         lambda: make_env(
             job.suite, job.task, cameras={"agentview": size, "wrist": size}, mode=job.mode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import zlib
 from collections import defaultdict
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
 from regrasp.scripts._jobs import JsonLines, run_missing
+from regrasp.sim.cache import LastEnv
 from rich.console import Console
 from rich.table import Table
 
@@ -105,11 +105,7 @@ def wrong_instruction(suite: str, task: int, init_state: int) -> str:
 _POLICIES: dict[tuple[str | None, int | None], Any] = {}
 
 
-@functools.cache
-def _last_env() -> Any:
-    from regrasp.sim.cache import LastEnv
-
-    return LastEnv()
+_last_env = LastEnv()
 
 
 def evaluate_one(job: Job) -> dict[str, Any]:
@@ -126,7 +122,7 @@ def evaluate_one(job: Job) -> dict[str, Any]:
         _POLICIES[key] = SmallVLA.load(job.policy, **options)
     policy = _POLICIES[key]
     render, told = CONDITIONS[job.condition]
-    env = _last_env().get(
+    env = _last_env.get(
         (render, job.suite, job.task),
         lambda: LiberoEnv(
             get_task(job.suite, job.task),
