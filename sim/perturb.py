@@ -18,7 +18,7 @@ import difflib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import mujoco
 import numpy as np
@@ -64,8 +64,17 @@ class Lifted:
 #: Control steps that robosuite's gripper needs to let go of what it holds.
 RELEASE_STEPS = 9
 
-Trigger = AtStep | NearObject | Lifted
 TRIGGERS: dict[str, type] = {t.kind: t for t in (AtStep, NearObject, Lifted)}
+
+
+class Trigger(Protocol):
+    """When a perturbation begins: a frozen dataclass, registered in :data:`TRIGGERS`."""
+
+    kind: ClassVar[str]
+
+    def fires(self, scene: Scene) -> bool:
+        """Whether the moment has come."""
+        ...
 
 
 class Scene:
@@ -77,6 +86,7 @@ class Scene:
         target: the object of interest; None where the task moves none.
         rest: where its centre was at the reset, ``[3]``.
         phase: what the actor is doing (an expert's phase), where whoever drives says so; else -1.
+        in_phase: control steps it has been doing that.
         wanted: the actor's actions so far, before anything was done to them.
     """
 
@@ -85,9 +95,15 @@ class Scene:
         self.step = 0
         self.target = target
         self.phase = -1
+        self.in_phase = 0
         self.wanted: list[np.ndarray] = []
         self._address: tuple[int, int, int] | None = None
         self.rest = self.position().copy() if target else np.zeros(3)
+
+    def enter(self, phase: int) -> None:
+        """Say what the actor is doing in the step to come."""
+        self.in_phase = self.in_phase + 1 if phase == self.phase else 0
+        self.phase = phase
 
     def position(self) -> np.ndarray:
         """Centre of the target object ``[3]``."""
@@ -414,14 +430,16 @@ class PerturbedEnv:
     def snapshot(self) -> Any:
         """The environment's snapshot with the perturbations' own progress."""
         progress = (list(self._done), list(self._begun), copy.deepcopy(self.events))
-        history = (self.scene.step, self.scene.phase, list(self.scene.wanted))
+        scene = self.scene
+        history = (scene.step, scene.phase, scene.in_phase, list(scene.wanted))
         return self.env.snapshot(), progress, history
 
     def restore(self, snapshot: Any) -> None:
         """Continue from :meth:`snapshot`."""
-        inner, (done, begun, events), (step, phase, wanted) = snapshot
+        inner, (done, begun, events), (step, phase, in_phase, wanted) = snapshot
         self.env.restore(inner)
-        self.scene.step, self.scene.phase, self.scene.wanted = step, phase, list(wanted)
+        self.scene.step, self.scene.wanted = step, list(wanted)
+        self.scene.phase, self.scene.in_phase = phase, in_phase
         self._done, self._begun = list(done), list(begun)
         self.events = copy.deepcopy(events)
 
