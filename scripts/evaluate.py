@@ -87,19 +87,22 @@ def scene_of(job: Job) -> tuple[str, str, int]:
 def wrong_instruction(suite: str, task: int, init_state: int) -> str:
     """Another instruction of the suite that makes sense in this task's scene.
 
-    In libero_object that is another object of the same scene; elsewhere the scene is shared by the
-    whole suite, and it is another task's instruction.
+    In libero_object it means another object of the scene, in libero_spatial the scene's other
+    bowl. Elsewhere it is any other task's; in libero_goal all tasks share one scene.
     """
     from regrasp.sim import get_task, task_names
-    from regrasp.sim.tasks import scene_objects
+    from regrasp.sim.tasks import scene_objects, twin_instructions
 
     own = get_task(suite, task)
-    others = [get_task(suite, k) for k in range(len(task_names(suite))) if k != task]
-    if suite.startswith("libero_object"):
-        here = scene_objects(own)
-        others = [other for other in others if scene_objects(other)[0] in here]
-    pick = zlib.crc32(f"{suite}/{task}/{init_state}".encode()) % len(others)
-    return others[pick].instruction
+    if suite == "libero_spatial":
+        told = list(twin_instructions(own).values())
+    else:
+        others = [get_task(suite, k) for k in range(len(task_names(suite))) if k != task]
+        if suite.startswith("libero_object"):
+            here = scene_objects(own)
+            others = [other for other in others if scene_objects(other)[0] in here]
+        told = [other.instruction for other in others]
+    return told[zlib.crc32(f"{suite}/{task}/{init_state}".encode()) % len(told)]
 
 
 _POLICIES: dict[tuple[str | None, int | None], Any] = {}

@@ -109,6 +109,25 @@ def test_alternative_goals_are_worded_as_the_benchmark_does_and_solvable(basket)
     assert not basket.succeeded
 
 
+def test_the_other_bowl_of_a_spatial_scene_is_a_goal_of_its_own(bowls):
+    ((goal, instruction),) = alternative_goals(bowls)
+    assert goal == [("on", "akita_black_bowl_2", "plate_1")]
+    on_cabinet = "pick up the black bowl on the wooden cabinet and place it on the plate"
+    assert instruction == on_cabinet != bowls.task.instruction
+    expert = make_expert(bowls, goal=goal)
+    bowls.reset(options={"init_state": 1, "render": False})
+    expert.reset()
+    for _ in range(160):
+        bowls.step_chunk(expert.act(bowls)[None], render="none")
+    assert expert.scene.holds(goal[0])
+    assert not bowls.succeeded
+
+
+def test_a_scene_without_other_goals_says_so(kitchen):
+    with pytest.raises(ValueError, match="no basket and no twin"):
+        alternative_goals(kitchen)
+
+
 def test_grasps_again_after_dropping(basket):
     dropping = []
 

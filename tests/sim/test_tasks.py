@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from regrasp.sim import SUITES, get_task, task_names
 from regrasp.sim.registration import register_all
-from regrasp.sim.tasks import is_pro_variant
+from regrasp.sim.tasks import is_pro_variant, twin_instructions
 
 
 def language(task):
@@ -79,6 +79,26 @@ def test_horizons_and_lookups():
         get_task("libero_goal", name + "x")
     with pytest.raises(IndexError, match="0 to 9"):
         get_task("libero_goal", 10)
+
+
+def test_each_spatial_scene_has_one_other_bowl_that_another_task_names():
+    tasks = [get_task("libero_spatial", k) for k in range(10)]
+    # After the time and the nine joints of the arm come the poses of the two bowls.
+    first, second = (
+        [task.init_states()[:, 10 + k : 13 + k].mean(axis=0) for task in tasks] for k in (0, 7)
+    )
+    for task in tasks:
+        ((name, told),) = twin_instructions(task).items()
+        assert name == "akita_black_bowl_2"
+        (other,) = (other.index for other in tasks if other.instruction == told)
+        assert other != task.index
+        # It stands where the other task's bowl does, within a centimetre.
+        np.testing.assert_allclose(second[task.index], first[other], atol=0.01)
+
+
+@pytest.mark.parametrize("suite", ["libero_goal", "libero_object"])
+def test_other_suites_have_no_twins(suite):
+    assert all(twin_instructions(get_task(suite, k)) == {} for k in range(10))
 
 
 def test_every_task_has_a_gymnasium_id():
