@@ -185,7 +185,7 @@ class Runner:
 
     def run(self, job: Job) -> Episode:
         """Run one job."""
-        from regrasp.sim.perturb import PerturbedEnv
+        from regrasp.sim.perturbed import PerturbedEnv
 
         env = self.env(job.suite, job.task)
         # The nominal pose, known before anything is perturbed, is what a robot calls home.

@@ -12,10 +12,10 @@ from regrasp.sim.perturb import (
     InitialPose,
     Lifted,
     Nudge,
-    PerturbedEnv,
     Slip,
     from_json,
 )
+from regrasp.sim.perturbed import PerturbedEnv
 
 RESET = {"init_state": 3, "render": False}
 
