@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
 from regrasp.policies.checkpoint import latest_training, load_training, save_training
 from regrasp.policies.data import NO_AUGMENTATION, Augmentation, Windows, label_key
@@ -306,7 +307,7 @@ class Trainer:
 
         c = self.config
         writer = SummaryWriter(str(self.folder))
-        log = (self.folder / "log.jsonl").open("a")
+        log = JsonLines(self.folder / "log.jsonl")
         batches = self.windows.batches(c.batch, c.seed, c.augmentation, start=self.step)
         validated = saved = time.perf_counter()
         validation: dict[str, float] = {}
@@ -347,16 +348,14 @@ class Trainer:
         finally:
             batches.close()
             writer.close()
-            log.close()
         return validation
 
-    def _log(self, writer: Any, log: TextIO, kind: str, values: dict[str, float]) -> None:
+    def _log(self, writer: Any, log: JsonLines, kind: str, values: dict[str, float]) -> None:
         """To TensorBoard and, one line of JSON, to ``log.jsonl``."""
         for name, value in values.items():
             writer.add_scalar(f"{kind}/{name}", value, self.step)
         line = {"kind": kind, "step": self.step, "seconds": round(self.seconds, 1)}
-        log.write(json.dumps(line | {k: float(f"{v:.5g}") for k, v in values.items()}) + "\n")
-        log.flush()
+        log.append(line | {k: float(f"{v:.5g}") for k, v in values.items()})
 
 
 __all__ = ["BCConfig", "Trainer", "fit_statistics", "validate"]

@@ -6,10 +6,8 @@ a stopped run goes on where it was.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from regrasp.sim.workers import EpisodeError, run_episodes
 from rich.console import Console
@@ -23,38 +21,6 @@ class Keyed(Protocol):
     def key(self) -> str:
         """The name."""
         ...
-
-
-class JsonLines:
-    """A log of results, one JSON object a line, that a kill at any byte leaves usable.
-
-    What stands after the last newline is a line that a kill cut short. It is not read, and it is
-    cut off before the next line is written, which would otherwise be joined to it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> list[dict[str, Any]]:
-        """The whole lines, the oldest first; none when there is no file.
-
-        Raises:
-            json.JSONDecodeError: a whole line is not JSON.
-        """
-        if not self.path.exists():
-            return []
-        whole, _, _ = self.path.read_bytes().rpartition(b"\n")
-        return [json.loads(line) for line in whole.splitlines()]
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Write one line; it is with the operating system when this returns."""
-        line = json.dumps(row).encode() + b"\n"
-        with self.path.open("ab+") as file:
-            file.seek(0)
-            before = file.read()
-            if not before.endswith(b"\n"):
-                file.truncate(before.rfind(b"\n") + 1)
-            file.write(line)
 
 
 def run_missing[Job: Keyed, Result](

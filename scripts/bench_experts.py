@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.results import Figure, write_result
-from regrasp.scripts._jobs import JsonLines, run_missing
+from regrasp.scripts._jobs import run_missing
 from regrasp.sim.cache import LastEnv
 from rich.console import Console
 from rich.table import Table

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
-from regrasp.scripts._jobs import JsonLines, Keyed, run_missing
+from regrasp.scripts._jobs import Keyed, run_missing
 from regrasp.sim.cache import LastEnv
 from regrasp.sim.render import RenderMode
 from rich.console import Console

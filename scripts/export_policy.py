@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.results import git_commit, machine_info
 from rich.console import Console
 
@@ -41,11 +42,11 @@ def main(args: Args) -> None:
     }
     policy.save(args.out, half=True)
     shipped = SmallVLA.load(args.out)
-    lines = (args.run / "log.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["kind"] == "validation"]
-    train = [line for line in lines if json.loads(line)["kind"] == "train"]
+    lines = JsonLines(args.run / "log.jsonl").read()
+    kept = [line for line in lines if line["kind"] == "validation"]
+    train = [line for line in lines if line["kind"] == "train"]
     kept += train[:: max(1, len(train) // (_LOG_LINES - len(kept)))]
-    kept.sort(key=lambda line: json.loads(line)["step"])
-    (args.out / "log.jsonl").write_text("\n".join(kept) + "\n")
+    kept.sort(key=lambda line: line["step"])
+    (args.out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     size = sum(file.stat().st_size for file in args.out.iterdir())
     Console().print(f"{args.out}: policy {shipped.hash()}, {size / 1e6:.1f} MB")

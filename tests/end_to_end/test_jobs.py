@@ -5,9 +5,10 @@ import json
 
 import pytest
 from chores import Chore, act, scene_of
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
 from regrasp.scripts import bench_experts
-from regrasp.scripts._jobs import JsonLines, run_missing
+from regrasp.scripts._jobs import run_missing
 from regrasp.scripts.collect import execute_jobs
 from regrasp.scripts.evaluate import _resume
 from rich.console import Console

@@ -100,9 +100,9 @@ def test_a_missing_module_of_our_own_is_not_hidden(monkeypatch):
 
 def test_every_optional_import_has_its_extra():
     assert set(EXTRAS.values()) <= set(PROJECT["optional-dependencies"])
-    base = {"msgpack", "numpy", "rich", "safetensors", "tyro", "websockets", "zarr"}
+    base = {"msgpack", "numcodecs", "numpy", "rich", "safetensors", "tyro", "websockets", "zarr"}
     assert base == {d.split(">")[0].split("=")[0] for d in PROJECT["dependencies"]}
-    base |= {"regrasp", "numcodecs"}  # zarr's own dependency, and its codecs' home
+    base |= {"regrasp"}
     unknown = {}
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,3 @@
-import json
 import signal
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
 from regrasp.policies.bc import BCConfig, Trainer, fit_statistics
 from regrasp.policies.data import NO_AUGMENTATION, Augmentation, Windows
@@ -65,7 +65,7 @@ def test_killed_training_continues(toy_store, tmp_path, tiny):
     trainer = Trainer(tmp_path, [toy_store], model=tiny, config=replace(QUICK, steps=100000))
     assert trainer.step > 0
     assert trainer.seconds > 0
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lines = JsonLines(tmp_path / "log.jsonl").read()
     assert all(np.isfinite(v) for x in lines for v in x.values() if not isinstance(v, str))
 
 
