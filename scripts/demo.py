@@ -57,12 +57,12 @@ class Counts:
         camera_shift: the camera is knocked; no rewind can mend that.
     """
 
-    none: int = 60
-    slip: int = 12
-    nudge: int = 8
-    action_noise: int = 28
-    initial_pose: int = 28
-    camera_shift: int = 4
+    none: int = 100
+    slip: int = 24
+    nudge: int = 24
+    action_noise: int = 24
+    initial_pose: int = 24
+    camera_shift: int = 24
 
 
 @dataclass(frozen=True)

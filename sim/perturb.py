@@ -82,6 +82,10 @@ class Scene:
         phase: what the actor is doing (an expert's phase), where whoever drives says so; else -1.
         in_phase: control steps it has been doing that.
         wanted: the actor's actions so far, before anything was done to them.
+        aim: hand pose that the actor is servoing to, position ``[3]`` and rotation ``[3, 3]``,
+            where whoever drives knows it.
+        memory: what each perturbation keeps from its beginning to its end; values are replaced,
+            never changed in place.
     """
 
     def __init__(self, env: Any, target: str | None) -> None:
@@ -91,13 +95,16 @@ class Scene:
         self.phase = -1
         self.in_phase = 0
         self.wanted: list[np.ndarray] = []
+        self.aim: tuple[np.ndarray, np.ndarray] | None = None
+        self.memory: dict[Perturbation, Any] = {}
         self._address: tuple[int, int, int] | None = None
         self.rest = self.position().copy() if target else np.zeros(3)
 
-    def enter(self, phase: int) -> None:
-        """Say what the actor is doing in the step to come."""
+    def enter(self, phase: int, aim: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+        """Say what the actor is doing in the step to come, and where its hand is to go."""
         self.in_phase = self.in_phase + 1 if phase == self.phase else 0
         self.phase = phase
+        self.aim = aim
 
     def position(self) -> np.ndarray:
         """Centre of the target object ``[3]``."""
@@ -137,6 +144,11 @@ class Perturbation:
     when: Trigger = field(default_factory=AtStep)
     steps: int = 0
 
+    @property
+    def duration(self) -> int:
+        """Control steps it acts on, unless it is over before."""
+        return self.steps
+
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """The random choices, JSON-serialisable, made once before the episode starts."""
         return {}
@@ -154,8 +166,12 @@ class Perturbation:
         """What the actor gets to see while the perturbation acts; the world is as it is."""
         return observation
 
+    def over(self, scene: Scene) -> bool:
+        """Asked before each control step but the first: whether it ends here."""
+        return False
+
     def end(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
-        """Called once after the last of its ``steps``."""
+        """Called once after the last step that it acts on."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-serialisable; :func:`from_json` inverts it."""
@@ -320,16 +336,27 @@ PERTURBATIONS: dict[str, type[Perturbation]] = {
 }
 
 
-def from_json(data: Mapping[str, Any]) -> Perturbation:
-    """Rebuild a perturbation from :meth:`Perturbation.to_json`."""
+def from_json(
+    data: Mapping[str, Any], registry: Mapping[str, type[Perturbation]] = PERTURBATIONS
+) -> Perturbation:
+    """Rebuild a perturbation from :meth:`Perturbation.to_json`, its lists as tuples.
+
+    Raises:
+        KeyError: a kind that is not in ``registry``, or an unknown trigger.
+    """
     fields = dict(data)
-    kind = _lookup(PERTURBATIONS, fields.pop("kind"), "perturbation")
+    kind = lookup(registry, fields.pop("kind"), "perturbation")
     when = dict(fields.pop("when"))
-    trigger = _lookup(TRIGGERS, when.pop("kind"), "trigger")
-    return kind(when=trigger(**when), **fields)
+    trigger = lookup(TRIGGERS, when.pop("kind"), "trigger")
+    return kind(when=trigger(**_tuples(when)), **_tuples(fields))
 
 
-def _lookup(registry: Mapping[str, Any], key: str, what: str) -> Any:
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+
+
+def lookup(registry: Mapping[str, Any], key: str, what: str) -> Any:
+    """What ``registry`` holds under ``key``; a KeyError names the nearest keys."""
     if key not in registry:
         near = difflib.get_close_matches(key, registry, n=3, cutoff=0.4)
         raise KeyError(

@@ -104,14 +104,14 @@ class PerturbedEnv:
         """The environment's snapshot with the perturbations' own progress."""
         progress = (list(self._done), list(self._begun), copy.deepcopy(self.events))
         scene = self.scene
-        history = (scene.step, scene.phase, scene.in_phase, list(scene.wanted))
+        history = (scene.step, scene.phase, scene.in_phase, list(scene.wanted), dict(scene.memory))
         return self.env.snapshot(), progress, history
 
     def restore(self, snapshot: Any) -> None:
         """Continue from :meth:`snapshot`."""
-        inner, (done, begun, events), (step, phase, in_phase, wanted) = snapshot
+        inner, (done, begun, events), (step, phase, in_phase, wanted, memory) = snapshot
         self.env.restore(inner)
-        self.scene.step, self.scene.wanted = step, list(wanted)
+        self.scene.step, self.scene.wanted, self.scene.memory = step, list(wanted), dict(memory)
         self.scene.phase, self.scene.in_phase = phase, in_phase
         self._done, self._begun = list(done), list(begun)
         self.events = copy.deepcopy(events)
@@ -120,12 +120,13 @@ class PerturbedEnv:
         """Apply what is due before this control step; the action really executed."""
         self.scene.wanted.append(action)
         for i, perturbation in enumerate(self.perturbations):
-            if self._begun[i] is not None and 0 < perturbation.steps == self._done[i]:
+            duration, done = perturbation.duration, self._done[i]
+            if 0 < done <= duration and (done == duration or perturbation.over(self.scene)):
                 perturbation.end(self.scene, self._drawn[i])
-                self._done[i] += 1
+                self._done[i] = duration + 1
             if self._begun[i] is None and perturbation.when.fires(self.scene):
                 self._begin(i)
-            if self._begun[i] is not None and self._done[i] < perturbation.steps:
+            if self._begun[i] is not None and self._done[i] < duration:
                 action = perturbation.act(self.scene, action, self._drawn[i], self._done[i])
                 self._end(i, self._done[i] + 1)
         self.scene.step += 1
@@ -133,7 +134,7 @@ class PerturbedEnv:
 
     def _seen(self, observation: dict[str, Any]) -> dict[str, Any]:
         for i, perturbation in enumerate(self.perturbations):
-            if self._begun[i] is not None and self._done[i] < perturbation.steps:
+            if self._begun[i] is not None and self._done[i] < perturbation.duration:
                 observation = perturbation.see(self.scene, observation, self._drawn[i])
         return observation
 

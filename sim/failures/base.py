@@ -47,6 +47,7 @@ class Injection(Perturbation):
         severity: 0 does nothing, 1 is the most that :attr:`definition` allows.
         family: ``control``, ``physics``, ``semantic`` or ``perception``.
         definition: one plain sentence, with the amount at severity 1.
+        steps: control steps it acts on, at severity 1 where the severity is how long it lasts.
     """
 
     family: ClassVar[str]
@@ -58,6 +59,10 @@ class Injection(Perturbation):
     def __post_init__(self) -> None:
         if not 0.0 <= self.severity <= 1.0:
             raise ValueError(f"{self.kind}.severity is {self.severity}; 0 to 1 is needed")
+
+    def applies(self, scene: Scene) -> bool:
+        """Whether the scene has what it needs: an object, a drawer."""
+        return True
 
     def words(self, drawn: Mapping[str, Any]) -> dict[str, str]:
         """What explanations are made of: ``what`` happened and ``amount``, in plain words."""
