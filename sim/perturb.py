@@ -82,8 +82,6 @@ class Scene:
         phase: what the actor is doing (an expert's phase), where whoever drives says so; else -1.
         in_phase: control steps it has been doing that.
         wanted: the actor's actions so far, before anything was done to them.
-        aim: hand pose that the actor is servoing to, position ``[3]`` and rotation ``[3, 3]``,
-            where whoever drives knows it.
         memory: what each perturbation keeps from its beginning to its end; values are replaced,
             never changed in place.
     """
@@ -95,16 +93,14 @@ class Scene:
         self.phase = -1
         self.in_phase = 0
         self.wanted: list[np.ndarray] = []
-        self.aim: tuple[np.ndarray, np.ndarray] | None = None
         self.memory: dict[Perturbation, Any] = {}
         self._address: tuple[int, int, int] | None = None
         self.rest = self.position().copy() if target else np.zeros(3)
 
-    def enter(self, phase: int, aim: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """Say what the actor is doing in the step to come, and where its hand is to go."""
+    def enter(self, phase: int) -> None:
+        """Say what the actor is doing in the step to come."""
         self.in_phase = self.in_phase + 1 if phase == self.phase else 0
         self.phase = phase
-        self.aim = aim
 
     def position(self) -> np.ndarray:
         """Centre of the target object ``[3]``."""

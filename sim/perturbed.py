@@ -109,9 +109,9 @@ class PerturbedEnv:
 
     def restore(self, snapshot: Any) -> None:
         """Continue from :meth:`snapshot`."""
-        inner, (done, begun, events), (step, phase, in_phase, wanted, memory) = snapshot
+        inner, (done, begun, events), (step, phase, in_phase, wanted, *memory) = snapshot
         self.env.restore(inner)
-        self.scene.step, self.scene.wanted, self.scene.memory = step, list(wanted), dict(memory)
+        self.scene.step, self.scene.wanted, self.scene.memory = step, list(wanted), dict(*memory)
         self.scene.phase, self.scene.in_phase = phase, in_phase
         self._done, self._begun = list(done), list(begun)
         self.events = copy.deepcopy(events)

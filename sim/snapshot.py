@@ -15,6 +15,9 @@ MODEL_FIELDS = (
     "body_quat",
     "body_mass",
     "body_inertia",
+    "body_subtreemass",
+    "body_invweight0",
+    "dof_invweight0",
     "geom_friction",
     "geom_rgba",
     "site_rgba",
@@ -25,6 +28,7 @@ MODEL_FIELDS = (
     "dof_damping",
     "dof_frictionloss",
     "jnt_range",
+    "actuator_forcerange",
     "opt.gravity",
 )
 
