@@ -60,6 +60,7 @@ EXTRAS: dict[str, str] = {
         ),
         "train",
     ),
+    **dict.fromkeys(("peft", "torchvision"), "vlm"),
 }  # fmt: skip
 
 

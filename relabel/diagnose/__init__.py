@@ -1,0 +1,1 @@
+"""A vision-language model that says what went wrong in an episode, when, why, and what to do."""
