@@ -19,6 +19,9 @@ import numpy as np
 from regrasp.sim.experts.base import Phase
 from regrasp.sim.perturb import TRIGGERS, Perturbation, Scene, Trigger
 
+#: Seconds of a control step.
+CONTROL_STEP = 0.05
+
 #: For an injection that lasts until the end.
 FOREVER = 1_000_000
 
@@ -67,6 +70,37 @@ class Injection(Perturbation):
     def words(self, drawn: Mapping[str, Any]) -> dict[str, str]:
         """What explanations are made of: ``what`` happened and ``amount``, in plain words."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Spell(Injection):
+    """Base of what is severe by how long it lasts: ``severity * steps`` control steps."""
+
+    @property
+    def duration(self) -> int:
+        """Control steps it acts on."""
+        return round(self.severity * self.steps)
+
+    def seconds(self) -> str:
+        """How long it lasts, in words."""
+        return f"{self.duration * CONTROL_STEP:.1f} s"
+
+
+@dataclass(frozen=True)
+class ModelEdit(Injection):
+    """Base of what changes the MuJoCo model for as long as it lasts."""
+
+    def write(self, scene: Scene, name: str, index: np.ndarray, value: np.ndarray) -> None:
+        """Set ``model.<name>[index]``, a field of :data:`regrasp.sim.snapshot.MODEL_FIELDS`."""
+        array = getattr(scene.env.model, name)
+        before = scene.memory.get(self, ())
+        scene.memory[self] = (*before, (name, index, array[index].copy()))
+        array[index] = value
+
+    def end(self, scene: Scene, drawn: Mapping[str, Any]) -> None:
+        """Put back what was there."""
+        for name, index, value in reversed(scene.memory.pop(self, ())):
+            getattr(scene.env.model, name)[index] = value
 
 
 def unit(rng: np.random.Generator, size: int = 3) -> list[float]:
