@@ -102,9 +102,13 @@ class Scene:
         self.in_phase = self.in_phase + 1 if phase == self.phase else 0
         self.phase = phase
 
+    def body(self) -> int:
+        """Body id of the target object."""
+        return self._free_joint()[0]
+
     def position(self) -> np.ndarray:
         """Centre of the target object ``[3]``."""
-        return self.env.data.xpos[self._free_joint()[0]]
+        return self.env.data.xpos[self.body()]
 
     def hand(self) -> np.ndarray:
         """Grip site position ``[3]``."""
