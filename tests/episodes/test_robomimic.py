@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import robosuite
 from regrasp.episodes.robomimic import import_robomimic, quaternion_to_axis_angle
+from regrasp.episodes.robomimic_export import export_robomimic
 from regrasp.episodes.store import EpisodeStore
+from regrasp.episodes.types import Episode, EpisodeHeader
 from robosuite.utils.transform_utils import quat2axisangle
 
 RNG = np.random.default_rng(0)
@@ -150,3 +152,63 @@ def test_quaternions():
     assert not quaternion_to_axis_angle(np.array([0, 0, 0, 1.0])).any()
     quarter = np.array([0, 0, np.sin(np.pi / 4), np.cos(np.pi / 4)])
     np.testing.assert_allclose(quaternion_to_axis_angle(quarter), [0, 0, np.pi / 2], atol=1e-12)
+
+
+def exported(tmp_path):
+    """A store with a success and a failure, and the file made of it."""
+    rng = np.random.default_rng(0)
+    store = EpisodeStore.create(tmp_path / "store")
+    for length, label in ((7, ""), (5, "early_release")):
+        turn = rng.normal(size=(length, 3))
+        turn *= rng.uniform(0.1, 3.0, (length, 1)) / np.linalg.norm(turn, axis=1, keepdims=True)
+        state = np.concatenate([rng.normal(size=(length, 3)), turn, np.zeros((length, 2))], axis=1)
+        success = np.arange(length) > length - 3 if not label else np.zeros(length, bool)
+        header = EpisodeHeader(
+            "libero_object", "milk", "take the milk", 3, 1, not label, failure_label=label
+        )
+        steps = {
+            "image/agentview": rng.integers(0, 255, (length, 6, 6, 3), np.uint8),
+            "image/wrist": rng.integers(0, 255, (length, 6, 6, 3), np.uint8),
+            "state": state.astype(np.float32),
+            "action": rng.normal(size=(length, 7)).astype(np.float32),
+            "phase": rng.integers(0, 5, length),
+            "success": success,
+        }
+        store.append(Episode(header, steps))
+    export_robomimic(store, tmp_path / "demos.hdf5")
+    return store, tmp_path / "demos.hdf5"
+
+
+def test_an_exported_store_comes_back(tmp_path):
+    store, file = exported(tmp_path)
+    back = EpisodeStore.create(tmp_path / "back")
+    assert import_robomimic(file, back, rotate=False) == [0, 1]
+    for index in range(2):
+        ours, theirs = store.load(index), back.load(index)
+        assert theirs.header.success == ours.header.success
+        for key in ("image/agentview", "image/wrist", "action"):
+            assert np.array_equal(theirs.steps[key], ours.steps[key]), key
+        assert np.allclose(theirs.steps["state"], ours.steps["state"], atol=1e-6)
+    assert back.load(1).header.extra["masks"] == ["early_release", "failure"]
+
+
+def test_an_exported_file_has_robomimics_layout(tmp_path):
+    import h5py
+
+    store, file = exported(tmp_path)
+    with h5py.File(file) as handle:
+        data = handle["data"]
+        assert data.attrs["total"] == 12
+        assert json.loads(data.attrs["env_args"])["env_type"] == 1
+        first = data["demo_0"]
+        assert first.attrs["num_samples"] == 7
+        assert first["rewards"][:].tolist() == [0, 0, 0, 0, 0, 1, 1]
+        assert first["dones"][:].tolist() == [0] * 6 + [1]
+        assert np.array_equal(
+            first["next_obs/robot0_eef_pos"][:-1], first["obs/robot0_eef_pos"][1:]
+        )
+        assert np.array_equal(first["phase"][:], store.load(0).steps["phase"])
+        label = EpisodeHeader.from_json(json.loads(data["demo_1"].attrs["header"])).failure_label
+        assert label == "early_release"
+    with pytest.raises(FileExistsError):
+        export_robomimic(store, file)
