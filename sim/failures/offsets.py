@@ -58,7 +58,7 @@ class Offset(Injection):
     """
 
     family: ClassVar[str] = "control"
-    when: Trigger = field(default_factory=lambda: OnPhase(REACHING))
+    when: Trigger = field(default_factory=lambda: OnPhase((Phase.APPROACH, Phase.DESCEND)))
     size: float = 0.06
     during: tuple[int, ...] = REACHING
 
@@ -243,7 +243,7 @@ class PlaceOffset(Offset):
     def words(self, drawn: Mapping[str, Any]) -> dict[str, str]:
         """What happened, and by how much."""
         x, y, _ = _planar(drawn["direction"])
-        way = _WAYS[0][x < 0] if abs(x) > abs(y) else _WAYS[1][y < 0]
+        way = _WAYS[0][int(x < 0)] if abs(x) > abs(y) else _WAYS[1][int(y < 0)]
         what = f"the object was put down too far {way}"
         return {"what": what, "amount": f"{100 * self.severity * self.size:.1f} cm"}
 
