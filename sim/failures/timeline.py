@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from regrasp.sim.failures.rollout import Checkpoint, Trace
+from regrasp.sim.failures.stages import Stage
 
 #: What counts as leaving the nominal rollout: metres for hand, objects and fingers, radians for the
 #: hand, metres or radians for joints; control steps for which fingers must touch otherwise.
@@ -11,6 +12,9 @@ _MOVED, _FINGERS, _TURNED, _JOINT, _TOUCHED = 0.01, 0.005, 0.15, 0.01, 3
 
 #: Motion within a control step below which an object is at rest, metres.
 _REST = 0.001
+
+#: Control steps for which objects may go on moving before a failed state is taken as it is.
+_WAIT = 20
 
 
 def divergence(trace: Trace, nominal: Trace) -> int | None:
@@ -40,22 +44,27 @@ def predicate_fail_step(trace: Trace, nominal: Trace) -> int:
     """From here on some goal's stage stays below what the nominal has got to by that step.
 
     The nominal's stage counts from when it is first reached: contacts that flicker lose nothing.
+    Coming late to an object is no failure yet: not having it when it should be held is.
     """
     rows = np.minimum(np.arange(len(trace)), len(nominal) - 1)
-    reached = np.maximum.accumulate(nominal.stage, axis=0)[rows]
-    behind = (trace.stage < reached).any(1)
+    got = np.maximum.accumulate(nominal.stage, axis=0)[rows]
+    behind = ((trace.stage < got) & (got > Stage.REACHED)).any(1)
     kept_up = np.flatnonzero(~behind)
     return min(int(kept_up[-1]) + 1 if len(kept_up) else 0, len(trace) - 1)
 
 
 def failed_state(trace: Trace, step: int) -> Checkpoint:
-    """The first checkpoint from ``step`` on at which every object is at rest, else the last."""
-    later = sorted(s for s in trace.checkpoints if s >= step)
+    """A checkpoint soon after ``step``: the first at which every object is at rest.
+
+    What falls is waited for, not what is carried about: past :data:`_WAIT` steps, the first of all.
+    """
+    later = sorted(s for s in trace.checkpoints if s >= step) or [max(trace.checkpoints)]
     for s in later:
-        moved = trace.objects[s - trace.start] - trace.objects[s - trace.start - 1]
-        if np.linalg.norm(moved[:, :3], axis=1).max() < _REST:
+        row = s - trace.start
+        moved = trace.objects[row] - trace.objects[max(row - 1, 0)]
+        if s <= step + _WAIT and np.linalg.norm(moved[:, :3], axis=1).max() < _REST:
             return trace.checkpoints[s]
-    return trace.checkpoints[max(trace.checkpoints)]
+    return trace.checkpoints[later[0]]
 
 
 def _lasting(flags: np.ndarray, steps: int) -> np.ndarray:

@@ -34,7 +34,7 @@ class Attempt:
 
     Attributes:
         severity: of the injection; 1 for a wrong plan.
-        reason: why it is rejected; None when it is kept.
+        reason: why it is rejected; None when it passes.
         trace: from the reset on; None where nothing was run.
     """
 
@@ -77,7 +77,7 @@ class CellResult:
         suite, task, init_state, seed, kind: which cell; the task's name.
         nominal: the rollout without failure.
         attempts: one a severity, the highest first.
-        failures: those kept, the highest severity first.
+        failures: those kept of the attempts that passed, the highest severity first.
         seconds: what each part took.
     """
 
