@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regrasp.sim import perturb
-from regrasp.sim.failures import control, gripper, offsets, perception, physics
+from regrasp.sim.failures import control, gripper, offsets, perception, physics, semantic
 from regrasp.sim.failures.base import Injection
 
 INJECTIONS: dict[str, type[Injection]] = {
@@ -38,6 +38,7 @@ INJECTIONS: dict[str, type[Injection]] = {
     "joint_damping": physics.JointDamping,
     "stuck_joint": physics.StuckJoint,
     "drawer_friction": physics.DrawerFriction,
+    "distractor": semantic.Distractor,
     "camera_moved": perception.CameraMoved,
     "camera_blurred": perception.CameraBlurred,
     "camera_frozen": perception.CameraFrozen,

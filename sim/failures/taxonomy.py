@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regrasp.sim.experts.base import Phase
-from regrasp.sim.failures import control, gripper, offsets, perception, physics
+from regrasp.sim.failures import control, gripper, offsets, perception, physics, semantic
 from regrasp.sim.failures.base import Injection, OnPhase
 
 #: Taxonomy -> (as it is written, where its types were read).
@@ -233,10 +233,7 @@ TAXONOMY: dict[str, Row] = {
         reflect="ambiguous_plan",
         vifailback="task planning",
     ),
-    "distractor": planned(
-        "Another object stands beside the right one, or in its place, and is taken for it.",
-        reflect="wrong_perception",
-    ),
+    "distractor": injected(semantic.Distractor, reflect="wrong_perception"),
 }
 
 

@@ -115,6 +115,15 @@ def nearness(robot, world, executed):
     return -min(np.linalg.norm(robot.data.xpos[b][:2] - centre) for b in others)
 
 
+def crowded(robot, world, executed):
+    """How near the other objects are to where the target rested, together."""
+    bodies = robot.problem.obj_body_id
+    others = [
+        robot.data.xpos[bodies[n]] for n in robot.problem.objects_dict if n != robot.scene.target
+    ]
+    return -sum(np.linalg.norm((p - robot.scene.rest)[:2]) for p in others)
+
+
 def model(name, index=slice(None), sign=1):
     return lambda robot, world, executed: sign * getattr(robot.model, name)[index].sum()
 
@@ -192,6 +201,7 @@ MEASURES = {
     "joint_damping": (5, model("dof_damping")),
     "stuck_joint": (5, model("dof_frictionloss")),
     "drawer_friction": (5, model("dof_frictionloss")),
+    "distractor": (5, crowded),
     "camera_moved": (5, camera),
     "camera_blurred": (5, detail),
     "camera_frozen": (None, lasting),
@@ -345,7 +355,14 @@ def test_an_obstacle_meets_nothing_and_is_the_same_at_every_severity(juice):
 
 def test_what_a_scene_lacks(juice, drawers):
     without_object = {k for k, c in INJECTIONS.items() if not c().applies(start(drawers, []).scene)}
-    assert without_object == {"approach_offset", "slippery", "heavy", "shoved", "obstacle"}
+    assert without_object == {
+        "approach_offset",
+        "slippery",
+        "heavy",
+        "shoved",
+        "obstacle",
+        "distractor",
+    }
     robot = start(juice, [])
     assert {k for k, c in INJECTIONS.items() if not c().applies(robot.scene)} == {"drawer_friction"}
     assert len(drawer_dofs(start(drawers, []).scene)) == 3
