@@ -85,9 +85,16 @@ def _delta(header: EpisodeHeader) -> str | None:
     return f"{move}, turn ({turn}) degrees, gripper {'open' if grip < 0 else 'closed'}"
 
 
-def _symbols(header: EpisodeHeader) -> str | None:
+def _marks(header: EpisodeHeader) -> str | None:
+    """The correction's marks on the front camera's frame, in thousandths of the picture."""
     correction = header.extra.get("correction") if _failed(header) else None
-    return json.dumps(correction["symbols"]) if correction else None
+    if not correction:
+        return None
+    marks = correction["marks"]["agentview"]
+    points = [[[round(1000 * v) for v in place] for place in mark["places"]] for mark in marks]
+    return json.dumps(
+        [{"kind": m["kind"], "points": p} for m, p in zip(marks, points, strict=True)]
+    )
 
 
 def _correction_step(header: EpisodeHeader) -> str | None:
@@ -146,7 +153,9 @@ QUESTIONS: dict[str, Question] = {
         "ViFailback", "At which step should the correction begin?", _correction_step
     ),
     "vifailback.visual_correction": Question(
-        "ViFailback", "Which marks show the correction? Give them as JSON, in metres.", _symbols
+        "ViFailback",
+        "Which marks on the front camera's last frame show the correction? Give JSON, 0 to 1000.",
+        _marks,
     ),
     "vifailback.recoverable": Question(
         "ViFailback: human intervention", "Can the robot mend this by itself?", _can_be_mended

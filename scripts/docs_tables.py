@@ -21,6 +21,7 @@ TITLES: dict[str, str] = {
     "bench_store": "Random training windows: our store and LeRobotDataset on the same episodes",
     "experts": "Scripted experts on the training initial states",
     "eval_vla": "The shipped policy on held-out initial states",
+    "failures": "Failures on purpose: yield, gates, recoveries",
 }
 
 #: What was promised of a figure: (at least or at most, bound).
@@ -36,6 +37,11 @@ PROMISES: dict[tuple[str, str], tuple[str, float]] = {
     ("eval_vla", "libero_object"): (">=", 0.85),
     ("eval_vla", "libero_spatial"): (">=", 0.75),
     ("demo", "minutes"): ("<=", 15.0),
+    ("failures", "samples"): (">=", 2000.0),
+    ("failures", "types"): (">=", 12.0),
+    ("failures", "tasks"): (">=", 20.0),
+    ("failures", "recovery_success"): (">=", 0.7),
+    ("failures", "gate_replay_pass"): (">=", 1.0),
 }
 
 #: Sentences of the README: (result, figure, what it is).

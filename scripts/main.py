@@ -35,6 +35,9 @@ COMMANDS: dict[str, Command] = {
     "demo": Command("demo", "perturbed episodes without and with the supervisor, and a report"),
     "data collect": Command("collect", "demonstrations of the scripted experts, into a store"),
     "data correct": Command("correct", "DAgger: a policy drives, the expert labels its looks"),
+    "failures generate": Command("failures", "failures on purpose, verified, into a store"),
+    "failures report": Command("report_failures", "failure samples in one HTML file"),
+    "failures verify": Command("verify_failures", "kept failures through their gates again"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
     "train export": Command("export_policy", "a trained policy in fp16 with its record"),
     "report": Command("report", "one HTML file of a demo run, made again"),
@@ -121,7 +124,7 @@ def _split(argv: list[str]) -> tuple[str, list[str]]:
 
 def _help(verbs: Sequence[str]) -> str:
     """What ``regrasp --help`` prints, for some of the verbs."""
-    lines = [f"  {name:<14} {COMMANDS[name].summary}" for name in verbs]
+    lines = [f"  {name:<18} {COMMANDS[name].summary}" for name in verbs]
     return "\n".join(
         [
             "usage: regrasp VERB [OPTIONS]      (regrasp VERB --help lists the options)",

@@ -61,6 +61,44 @@ class Symbol:
         return cls(data["kind"], tuple(tuple(p) for p in data["points"]), data["amount"])
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A symbol as one camera sees it.
+
+    Attributes:
+        kind, amount: as of :class:`Symbol`.
+        places: x to the right and y down, each 0 to 1 across the picture.
+    """
+
+    kind: SymbolKind
+    places: tuple[tuple[float, float], ...]
+    amount: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-serialisable; :meth:`from_json` inverts it."""
+        return {"kind": self.kind, "places": [list(p) for p in self.places], "amount": self.amount}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Mark:
+        """Rebuild a mark."""
+        return cls(data["kind"], tuple(tuple(p) for p in data["places"]), data["amount"])
+
+
+def marks_of(env: Any, camera: str, symbols: Sequence[Symbol]) -> list[Mark]:
+    """Symbols as a camera sees them in the environment's present state.
+
+    Those behind the camera are left out; points outside the picture are moved to where they leave
+    it.
+    """
+    marks = []
+    for symbol in symbols:
+        places = project(env, camera, np.array(symbol.points))
+        if np.isfinite(places).all():
+            inside = np.clip(places, 0.0, 1.0).round(4).tolist()
+            marks.append(Mark(symbol.kind, tuple((x, y) for x, y in inside), symbol.amount))
+    return marks
+
+
 def project(env: Any, camera: str, points: np.ndarray) -> np.ndarray:
     """Where world points appear in a camera's picture as policies see it.
 
@@ -103,38 +141,30 @@ def _orientation(env: Any) -> tuple[bool, bool]:
     return bool(seen[0, 0] in (0, 2)), bool(seen[0, 0] in (0, 1))
 
 
-def draw_symbols(
-    env: Any, camera: str, picture: np.ndarray, symbols: Sequence[Symbol], scale: int = 3
-) -> np.ndarray:
-    """A picture with symbols on it.
+def draw_marks(picture: np.ndarray, marks: Sequence[Mark], scale: int = 3) -> np.ndarray:
+    """A picture with marks on it.
 
     Args:
-        env: the environment in the state that the picture shows.
-        camera: which camera took it.
-        picture: uint8 ``[H, W, 3]``, as :meth:`~regrasp.sim.base.SimEnv.observe` gives it.
-        symbols: what to draw, in this order.
+        picture: uint8 ``[H, W, 3]``, as the marks' camera took it.
+        marks: what to draw, in this order.
         scale: the picture is enlarged this many times first, so that lines are fine.
 
     Returns:
-        uint8 ``[scale H, scale W, 3]``. Points behind the camera are left out; points outside the
-        picture are drawn where they leave it.
+        uint8 ``[scale H, scale W, 3]``.
     """
     height, width = picture.shape[:2]
-    image = Image.fromarray(picture).resize(
-        (width * scale, height * scale), Image.Resampling.BICUBIC
-    )
+    image = Image.fromarray(picture)
+    image = image.resize((width * scale, height * scale), Image.Resampling.BICUBIC)
     canvas = ImageDraw.Draw(image)
-    size = np.array([width, height]) * scale
-    for symbol in symbols:
-        places = project(env, camera, np.array(symbol.points)) * size
-        if np.isfinite(places).all():
-            _DRAW[symbol.kind](canvas, np.clip(places, 0, size - 1), symbol, 4 * scale)
+    size = np.array([width, height]) * scale - 1
+    for mark in marks:
+        _DRAW[mark.kind](canvas, np.array(mark.places) * size, mark, 4 * scale)
     return np.asarray(image)
 
 
-def _arrow(canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radius: float) -> None:
+def _arrow(canvas: ImageDraw.ImageDraw, places: np.ndarray, mark: Mark, radius: float) -> None:
     begin, end = places
-    colour = COLOURS[symbol.kind]
+    colour = COLOURS[mark.kind]
     length = float(np.linalg.norm(end - begin))
     along = (end - begin) / max(length, 1e-6)
     across = np.array([-along[1], along[0]])
@@ -145,28 +175,26 @@ def _arrow(canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radi
     canvas.polygon([tuple(map(float, tip)) for tip in tips], fill=colour)
 
 
-def _target(canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radius: float) -> None:
+def _target(canvas: ImageDraw.ImageDraw, places: np.ndarray, mark: Mark, radius: float) -> None:
     x, y = places[0]
-    colour, width = COLOURS[symbol.kind], max(2, int(radius / 6))
+    colour, width = COLOURS[mark.kind], max(2, int(radius / 6))
     canvas.ellipse([x - radius, y - radius, x + radius, y + radius], outline=colour, width=width)
     canvas.line([x - radius / 2, y, x + radius / 2, y], fill=colour, width=width)
     canvas.line([x, y - radius / 2, x, y + radius / 2], fill=colour, width=width)
 
 
-def _cross(canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radius: float) -> None:
+def _cross(canvas: ImageDraw.ImageDraw, places: np.ndarray, mark: Mark, radius: float) -> None:
     x, y = places[0]
-    colour, width = COLOURS[symbol.kind], max(2, int(radius / 4))
+    colour, width = COLOURS[mark.kind], max(2, int(radius / 4))
     canvas.line([x - radius, y - radius, x + radius, y + radius], fill=colour, width=width)
     canvas.line([x - radius, y + radius, x + radius, y - radius], fill=colour, width=width)
 
 
-def _fingers(
-    canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radius: float
-) -> None:
+def _fingers(canvas: ImageDraw.ImageDraw, places: np.ndarray, mark: Mark, radius: float) -> None:
     """Two bars with arrow heads: apart for ``open``, together for ``close``."""
     x, y = places[0]
-    colour, width = COLOURS[symbol.kind], max(2, int(radius / 5))
-    outward = 1.0 if symbol.kind == "open" else -1.0
+    colour, width = COLOURS[mark.kind], max(2, int(radius / 5))
+    outward = 1.0 if mark.kind == "open" else -1.0
     for side in (-1.0, 1.0):
         bar = x + side * radius * 0.6
         canvas.line([bar, y - radius, bar, y + radius], fill=colour, width=width)
@@ -175,15 +203,15 @@ def _fingers(
         canvas.polygon([(tip, y), (bar, y - half), (bar, y + half)], fill=colour)
 
 
-def _turn(canvas: ImageDraw.ImageDraw, places: np.ndarray, symbol: Symbol, radius: float) -> None:
+def _turn(canvas: ImageDraw.ImageDraw, places: np.ndarray, mark: Mark, radius: float) -> None:
     x, y = places[0]
-    colour, width = COLOURS[symbol.kind], max(2, int(radius / 6))
-    sweep = float(np.clip(np.rad2deg(abs(symbol.amount)), 30, 300))
+    colour, width = COLOURS[mark.kind], max(2, int(radius / 6))
+    sweep = float(np.clip(np.rad2deg(abs(mark.amount)), 30, 300))
     canvas.arc([x - radius, y - radius, x + radius, y + radius], -sweep, 0, colour, width)
     # Pillow's angles run clockwise from the right: the arc ends at 0 and begins at -sweep.
-    at = -np.deg2rad(sweep) if symbol.amount > 0 else 0.0
+    at = -np.deg2rad(sweep) if mark.amount > 0 else 0.0
     tip = np.array([x, y]) + radius * np.array([np.cos(at), np.sin(at)])
-    onward = np.array([-np.sin(at), np.cos(at)]) * (-1.0 if symbol.amount > 0 else 1.0)
+    onward = np.array([-np.sin(at), np.cos(at)]) * (-1.0 if mark.amount > 0 else 1.0)
     outward = np.array([np.cos(at), np.sin(at)])
     head = radius * 0.5
     corners = [tip + onward * head, tip + outward * head / 2, tip - outward * head / 2]

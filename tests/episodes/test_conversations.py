@@ -36,7 +36,7 @@ def failure(**changes):
             "step": 20,
             "text": "Move 3 cm down, then pick and place the milk.",
             "delta": [0.0, 0.01, -0.03, 0.0, 0.0, 0.5, -1.0],
-            "symbols": [{"kind": "target", "points": [[0, 0, 1]], "amount": 0.0}],
+            "marks": {"agentview": [{"kind": "target", "places": [[0.25, 0.5]], "amount": 0.0}]},
         },
         "recovery": {"outcome": "found"},
     }
@@ -77,6 +77,8 @@ def test_llava_records_and_pictures(store, tmp_path):
     moved = "move (+0.0, +1.0, -3.0) cm, turn (+0, +0, +29) degrees, gripper open"
     assert said["000001/robofac.low_level_correction"] == moved
     assert said["000002/vifailback.recoverable"] == "no"
+    marks = json.loads(said["000001/vifailback.visual_correction"])
+    assert marks == [{"kind": "target", "points": [[250, 500]]}]
     for record in records.values():
         with Image.open(out / record["image"]) as image:
             assert image.size == (32, 16)

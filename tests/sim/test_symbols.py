@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from regrasp.sim import make_env
-from regrasp.sim.failures.symbols import COLOURS, Symbol, draw_symbols, project
+from regrasp.sim.failures.symbols import COLOURS, Mark, Symbol, draw_marks, marks_of, project
 
 SIZE = 128
 
@@ -50,6 +50,7 @@ def test_a_point_behind_the_camera_has_no_place(env):
     index = env.model.camera("agentview").id
     behind = env.data.cam_xpos[index] + env.data.cam_xmat[index].reshape(3, 3)[:, 2]
     assert np.isnan(project(env, "agentview", behind[None])).all()
+    assert marks_of(env, "agentview", [Symbol("target", (tuple(behind),))]) == []
 
 
 def test_every_symbol_leaves_its_colour_and_survives_json(env):
@@ -60,7 +61,9 @@ def test_every_symbol_leaves_its_colour_and_survives_json(env):
         points = (hand, below) if kind == "move" else (below,)
         symbol = Symbol(kind, points, amount=1.0)
         assert Symbol.from_json(symbol.to_json()) == symbol
-        drawn = draw_symbols(env, "agentview", picture, [symbol], scale=2)
+        marks = marks_of(env, "agentview", [symbol])
+        assert [Mark.from_json(mark.to_json()) for mark in marks] == marks
+        drawn = draw_marks(picture, marks, scale=2)
         assert drawn.shape == (2 * SIZE, 2 * SIZE, 3)
         assert (drawn == colour).all(-1).sum() > 20, kind
 
