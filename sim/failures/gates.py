@@ -7,7 +7,8 @@ one draw, and all rollouts up to the injection are the same, bit for bit. What i
 2. A follower of it that does not look succeeds too when it is shaken a little: so what fails below
    does not fail because followers do.
 3. The injected rollout fails: the goal does not hold at any step up to the nominal's length and a
-   grace. (A goal that held for a moment counts as success in most benchmarks: such are rejected.)
+   grace, of a policy up to the horizon. (A goal that held for a moment counts as success in most
+   benchmarks: such are rejected.)
 4. Every higher severity fails as well.
 5. From the snapshot just before the injection, without it and with nothing else changed, the same
    actor succeeds.
@@ -181,6 +182,14 @@ class Examiner:
         """Who drives while things go wrong."""
         return self._policy(None) if self._policy else CommittedActor(nominal.trace.plan)
 
+    def _limit(self, nominal: Nominal) -> int:
+        """Control steps after which a failure is for good.
+
+        A follower is at its plan's end then; a policy may try again until the horizon.
+        """
+        grace = self.config.replay.grace
+        return self.env.horizon if self._policy else len(nominal.trace) + grace
+
     def _reset(self, robot: Robot, init_state: int, seed: int) -> None:
         robot.reset(seed=seed, options={"init_state": init_state, "render": False})
         self.progress.start()
@@ -242,7 +251,7 @@ class Examiner:
         if branch is not None:
             robot.restore(branch.robot)
             driver.recall(branch.memory)
-        left = len(nominal.trace) + self.config.replay.grace - robot.scene.step
+        left = self._limit(nominal) - robot.scene.step
         until = stayed(self.config.replay.stay)
         trace = run(robot, driver, left, self.progress, self.config.every, until)
         first = result.attempts[0].trace if result.attempts else None
@@ -283,7 +292,7 @@ class Examiner:
         actor = plan.actor(self.env)
         if self._policy is not None and plan.kind == "wrong_instruction":
             actor = self._policy(plan.told)
-        least = len(nominal.trace) + self.config.replay.grace
+        least = self._limit(nominal)
         trace = run(
             self._bare,
             actor,
@@ -316,9 +325,8 @@ class Examiner:
         """Whether the same actor succeeds from the moment before the cause, without it."""
         self._bare.take_over(branch.physics, branch.step)
         driver.recall(branch.memory)
-        replay = self.config.replay
-        left = len(nominal.trace) + replay.grace - branch.step
-        return succeeds(self._bare, driver, left, replay.stay)
+        left = self._limit(nominal) - branch.step
+        return succeeds(self._bare, driver, left, self.config.replay.stay)
 
     def _keep_failure(
         self,
