@@ -105,7 +105,7 @@ def _correction_step(header: EpisodeHeader) -> str | None:
 def _can_be_mended(header: EpisodeHeader) -> str | None:
     if not _failed(header):
         return None
-    return "yes" if header.extra["recovery"]["outcome"] == "found" else "no"
+    return "yes" if header.extra["recovery"]["mends"] else "no"
 
 
 def _avoid(header: EpisodeHeader) -> str | None:

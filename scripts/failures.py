@@ -186,6 +186,7 @@ def generate_one(job: Job) -> dict[str, Any]:
                     "type": kind,
                     "severity": failure.severity,
                     "outcome": str(recovery.outcome),
+                    "mends": recovery.mends,
                     "replays": list(recovery.replays),
                     "retries": list(recovery.retries),
                     "digest": result.digest(),
@@ -297,7 +298,8 @@ def figures_of(rows: Sequence[dict[str, Any]], workers: int) -> dict[str, Figure
         "tasks": Figure(
             len({row["key"].rsplit("/", 3)[0] for row in rows if row["kept"]}), unit="tasks"
         ),
-        "recoverable": Figure.rate(len(found), len(kept)),
+        "way_found": Figure.rate(len(found), len(kept)),
+        "mended": Figure.rate(sum(s["mends"] for s in kept), len(kept)),
         "recovery_success": _mean_rate([s["replays"] for s in found]),
         "retry_success": _mean_rate([s["retries"] for s in found]),
     }

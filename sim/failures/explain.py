@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from regrasp.sim.experts.base import CLOSE, OPEN, Phase
-from regrasp.sim.failures.recover import Outcome
+from regrasp.sim.failures.recover import Outcome, Recovery
 from regrasp.sim.failures.rollout import Trace
 from regrasp.sim.failures.stages import Stage
 from regrasp.sim.failures.symbols import Symbol
@@ -123,7 +123,7 @@ def correct(failure: Failure, subtask: str, thing: str, rng: np.random.Generator
         ValueError: no recovery was found.
     """
     trace = failure.recovery.trace
-    if failure.recovery.outcome is not Outcome.FOUND or trace is None:
+    if trace is None:
         raise ValueError(f"correct: the recovery is {failure.recovery.outcome}, not found")
     until = min(DELTA_STEPS, len(trace) - 1)
     begin, end = trace.state[0], trace.state[until]
@@ -143,13 +143,14 @@ def correct(failure: Failure, subtask: str, thing: str, rng: np.random.Generator
     )
 
 
-def hopeless(outcome: Outcome, thing: str) -> str:
+def hopeless(recovery: Recovery, thing: str) -> str:
     """Why there is no correction, in words."""
     return {
+        Outcome.FOUND: "The way out that was found is too delicate to rely on; ask for help.",
         Outcome.OUT_OF_REACH: f"The arm cannot mend this: {thing} is out of its reach.",
         Outcome.TOPPLED: f"The arm cannot mend this: {thing} has toppled.",
         Outcome.NOT_FOUND: "No way to mend this was found; ask for help.",
-    }[outcome]
+    }[recovery.outcome]
 
 
 def _motion(move: np.ndarray, turn: np.ndarray, gripper: float, before: float) -> str:

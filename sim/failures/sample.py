@@ -1,8 +1,8 @@
 """A kept failure as episodes: what a store, an export or a model gets to see of it.
 
 A sample is up to two episodes of one store, joined by ``extra["sample"]``: the failure itself and,
-where a way out was found, the recovery from the failed state. The nominal rollout of a context is
-an episode too, once for all its failures: what going well looks like.
+where a way out was found and holds, the recovery from the failed state. The nominal rollout of a
+context is an episode too, once for all its failures: what going well looks like.
 
 Per step: ``image/<camera>`` (what the actor got to see before the action), ``state``, ``action``
 (executed), ``nominal_action`` (what the actor wanted), ``phase``, ``progress`` (mean stage of the
@@ -19,7 +19,7 @@ from regrasp.episodes.results import library_versions
 from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.sim.failures.explain import correct, explain, hopeless
 from regrasp.sim.failures.gates import cell_seed
-from regrasp.sim.failures.recover import ACTORS_FAULT, Outcome
+from regrasp.sim.failures.recover import ACTORS_FAULT
 from regrasp.sim.failures.rollout import Robot, Trace, draw
 from regrasp.sim.failures.stages import Stage
 from regrasp.sim.failures.symbols import Symbol, marks_of
@@ -59,7 +59,7 @@ def nominal_episode(env: Any, result: CellResult) -> Episode:
 
 
 def failure_episodes(env: Any, result: CellResult, failure: Failure) -> list[Episode]:
-    """The failure and, where a way out was found, the recovery; both drawn.
+    """The failure and, where a way out was found and holds, the recovery; both drawn.
 
     Raises:
         RuntimeError: a rollout did not repeat itself bit for bit.
@@ -76,7 +76,7 @@ def failure_episodes(env: Any, result: CellResult, failure: Failure) -> list[Epi
         }
     episodes = [_episode(env, result, failure.trace, pictures, False, {"role": "failure", **extra})]
     found = failure.recovery.trace
-    if found is not None:
+    if found is not None and failure.recovery.mends:
         robot.restore(failure.checkpoint.robot)
         robot.lift(ACTORS_FAULT)
         link = {key: extra[key] for key in ("sample", "context")}
@@ -95,11 +95,11 @@ def describe(result: CellResult, failure: Failure) -> dict[str, Any]:
     words, thing = say_step(subtask), thing_of(subtask)
     recovery = failure.recovery
     correction: dict[str, Any] | None = None
-    if recovery.outcome is Outcome.FOUND:
+    if recovery.mends:
         correction = correct(failure, words, thing, rng).to_json()
         told = correction["text"]
     else:
-        told = hopeless(recovery.outcome, thing)
+        told = hopeless(recovery, thing)
     return {
         "sample": sample_id(result, failure),
         "context": context_id(result),
@@ -117,6 +117,7 @@ def describe(result: CellResult, failure: Failure) -> dict[str, Any]:
         "injection": failure.injection,
         "recovery": {
             "outcome": str(recovery.outcome),
+            "mends": recovery.mends,
             "from_step": failure.checkpoint.step,
             "replays": list(recovery.replays),
             "retries": list(recovery.retries),

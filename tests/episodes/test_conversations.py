@@ -38,7 +38,7 @@ def failure(**changes):
             "delta": [0.0, 0.01, -0.03, 0.0, 0.0, 0.5, -1.0],
             "marks": {"agentview": [{"kind": "target", "places": [[0.25, 0.5]], "amount": 0.0}]},
         },
-        "recovery": {"outcome": "found"},
+        "recovery": {"outcome": "found", "mends": True},
     }
     return episode("failure", **(extra | changes))
 
@@ -48,7 +48,7 @@ def store(tmp_path):
     store = EpisodeStore.create(tmp_path / "store")
     store.append(episode("nominal", subtasks=[[0, "pick and place the milk"]]))
     store.append(failure())
-    lost = {"outcome": "out_of_reach"}
+    lost = {"outcome": "out_of_reach", "mends": False}
     store.append(failure(correction=None, correction_text="Ask for help.", recovery=lost))
     store.append(episode("recovery"))
     return store

@@ -9,7 +9,7 @@ from regrasp.sim import make_env
 from regrasp.sim.failures import INJECTIONS
 from regrasp.sim.failures.explain import Correction, hopeless
 from regrasp.sim.failures.gates import Examiner
-from regrasp.sim.failures.recover import Outcome
+from regrasp.sim.failures.recover import Outcome, Recovery
 from regrasp.sim.failures.sample import (
     context_id,
     describe,
@@ -116,5 +116,5 @@ def test_levels_and_words():
     assert say("wooden_cabinet_1_top_region") == "top drawer"
     assert say_step("open wooden_cabinet_1_top") == "open the top drawer"
     assert thing_of("pick and place milk_1") == "the milk"
-    assert "milk" in hopeless(Outcome.OUT_OF_REACH, "the milk")
+    assert "milk" in hopeless(Recovery(Outcome.OUT_OF_REACH), "the milk")
     assert Correction(3, "Go.", (0.0,) * 7, ()).to_json()["step"] == 3
