@@ -26,6 +26,7 @@ _PAGE = Template("""<!doctype html>
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1120px; color: #1b1f24 }
 article { display: grid; grid-template-columns: 512px 1fr; gap: 0 1.4rem; margin: 0 0 2rem;
   padding: 1rem; border: 1px solid #d8dee4; border-radius: 8px }
+article > div { min-width: 0 } code { overflow-wrap: anywhere }
 article > div:first-child { display: grid; gap: .5rem; align-content: start }
 video, img { width: 100%; background: #000; border-radius: 4px }
 h2 { font-size: 1.05rem; margin: 0 0 .4rem } dl { margin: 0 }
@@ -39,7 +40,7 @@ $articles
 """)
 
 _ARTICLE = Template("""<article id="sample-$number"><div>
-<video controls muted loop preload="metadata" src="data:video/mp4;base64,$film"></video>
+<video controls muted loop preload="auto" src="data:video/mp4;base64,$film"></video>
 <img alt="the failed state, with the correction's marks" src="data:image/png;base64,$frame">
 </div><div><h2>$type, severity $severity (level $level of 4)</h2><dl>
 <dt>task</dt><dd>$instruction <code>$sample</code>, driven by $driver</dd>

@@ -15,6 +15,7 @@ import numpy as np
 from regrasp.sim.experts.base import CLOSE, OPEN, Phase
 from regrasp.sim.failures.recover import Outcome, Recovery
 from regrasp.sim.failures.rollout import Trace
+from regrasp.sim.failures.semantic import PLANS
 from regrasp.sim.failures.stages import Stage
 from regrasp.sim.failures.symbols import Symbol
 from regrasp.sim.failures.verdicts import Failure
@@ -60,8 +61,9 @@ class Correction:
     Attributes:
         step: control step of the failed state that it starts from.
         text: in words.
-        delta: the hand's motion in the recovery's first second, world frame: metres ``[3]``,
-            axis-angle in radians ``[3]``, and the gripper's command after it (-1 opens, 1 closes).
+        delta: the hand's motion in the recovery's first second, or until it lifts something, world
+            frame: metres ``[3]``, axis-angle in radians ``[3]``, and the gripper's command after it
+            (-1 opens, 1 closes).
         symbols: the same as marks on that step's frame.
     """
 
@@ -87,7 +89,10 @@ def explain(
         things: ``thing``, what is handled there, in words ("the milk").
         rng: chooses the wording.
     """
-    outcome = outcome_of(failure.trace, failure.predicate_fail_step, things["thing"])
+    if failure.injection["kind"] in PLANS:
+        outcome = "what was asked for was left undone"
+    else:
+        outcome = outcome_of(failure.trace, failure.predicate_fail_step, things["thing"])
     words = {"subtask": subtask, **failure.words, "outcome": outcome}
     words |= {key.capitalize(): _sentence(words[key]) for key in ("what", "outcome")}
     return _pick(_EXPLANATIONS, rng).format(**words)
@@ -125,7 +130,7 @@ def correct(failure: Failure, subtask: str, thing: str, rng: np.random.Generator
     trace = failure.recovery.trace
     if trace is None:
         raise ValueError(f"correct: the recovery is {failure.recovery.outcome}, not found")
-    until = min(DELTA_STEPS, len(trace) - 1)
+    until = _first_motion(trace)
     begin, end = trace.state[0], trace.state[until]
     move = (end[:3] - begin[:3]).astype(float)
     turn = (Rotation.from_rotvec(end[3:6]) * Rotation.from_rotvec(begin[3:6]).inv()).as_rotvec()
@@ -143,8 +148,17 @@ def correct(failure: Failure, subtask: str, thing: str, rng: np.random.Generator
     )
 
 
-def hopeless(recovery: Recovery, thing: str) -> str:
-    """Why there is no correction, in words."""
+def _first_motion(trace: Trace) -> int:
+    """The row that ends a recovery's first motion: a second, or what comes before it lifts."""
+    until = min(DELTA_STEPS, len(trace) - 1)
+    lifts = np.flatnonzero(trace.phase[: until + 1] == Phase.LIFT)
+    return int(lifts[0]) if len(lifts) and lifts[0] > 0 else until
+
+
+def hopeless(recovery: Recovery, subtask: str, thing: str) -> str:
+    """What to do where no recovery holds, in words: start over where that works, else nothing."""
+    if sum(recovery.retries) > len(recovery.retries) / 2:
+        return f"Start over: {subtask} as before."
     return {
         Outcome.FOUND: "The way out that was found is too delicate to rely on; ask for help.",
         Outcome.OUT_OF_REACH: f"The arm cannot mend this: {thing} is out of its reach.",

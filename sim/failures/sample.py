@@ -99,7 +99,7 @@ def describe(result: CellResult, failure: Failure) -> dict[str, Any]:
         correction = correct(failure, words, thing, rng).to_json()
         told = correction["text"]
     else:
-        told = hopeless(recovery, thing)
+        told = hopeless(recovery, words, thing)
     return {
         "sample": sample_id(result, failure),
         "context": context_id(result),
