@@ -28,10 +28,10 @@ DELTA_STEPS = 20
 _SMALL_MOVE, _SMALL_TURN = 0.01, 0.15
 
 _EXPLANATIONS = (
-    "While it was to {subtask}, {what} ({amount}), so {outcome}.",
-    "{What} ({amount}) while the robot was to {subtask}; {outcome}.",
-    "The robot failed to {subtask}: {what} ({amount}), and {outcome}.",
-    "{Outcome}, because {what} ({amount}) when it was to {subtask}.",
+    "While it was to {subtask}, {what}, so {outcome}.",
+    "{What} while the robot was to {subtask}; {outcome}.",
+    "The robot failed to {subtask}: {what}, and {outcome}.",
+    "{Outcome}, because {what} when it was to {subtask}.",
 )
 
 _CORRECTIONS = (
@@ -93,7 +93,10 @@ def explain(
         outcome = "what was asked for was left undone"
     else:
         outcome = outcome_of(failure.trace, failure.predicate_fail_step, things["thing"])
-    words = {"subtask": subtask, **failure.words, "outcome": outcome}
+    what, amount = failure.words["what"], failure.words["amount"]
+    if failure.injection["kind"] not in PLANS:  # a plan is wrong or it is not
+        what = f"{what} ({amount})"
+    words = {"subtask": subtask, "what": what, "outcome": outcome}
     words |= {key.capitalize(): _sentence(words[key]) for key in ("what", "outcome")}
     return _pick(_EXPLANATIONS, rng).format(**words)
 
