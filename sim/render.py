@@ -116,9 +116,19 @@ def _choose_quality(model: mujoco.MjModel, multisample: bool) -> None:
 
 
 def _free(gl: Any, context: mujoco.MjrContext) -> None:
-    gl.make_current()
-    context.free()
-    gl.free()
+    from OpenGL import EGL
+    from OpenGL.error import GLError
+
+    try:
+        gl.make_current()
+        context.free()
+        gl.free()
+    except GLError as error:
+        if error.err not in (EGL.EGL_BAD_DISPLAY, EGL.EGL_NOT_INITIALIZED):
+            raise
+        # Another library of this process has ended the display (robosuite's own renderer does at
+        # exit), and every context went with it; MuJoCo's must not try to free its own again.
+        gl._context = None
 
 
 def _make_gl_context(width: int, height: int) -> Any:

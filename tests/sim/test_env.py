@@ -1,5 +1,8 @@
 """LiberoEnv: episodes, chunks, snapshots, pictures; each published trap has its test."""
 
+import subprocess
+import sys
+
 import libero_jobs
 import mujoco
 import numpy as np
@@ -277,3 +280,21 @@ def test_observations_are_what_mujoco_says(env):
     assert abs(np.dot(axis_angle_to_quat(state[3:6]), hand)) == pytest.approx(1.0, abs=1e-5)
     assert state[6] > 0.03
     assert state[7] < -0.03
+
+
+def test_a_renderer_goes_quietly_when_another_library_ended_the_display():
+    """robosuite's own renderer ends the display at exit, and with it every context."""
+    code = (
+        "import atexit\n"
+        "from regrasp.sim import make_env\n"
+        "env = make_env('libero_object', 0)\n"
+        "env.reset()\n"
+        "from mujoco import egl\n"
+        "from OpenGL import EGL\n"
+        "atexit.register(EGL.eglTerminate, egl.EGL_DISPLAY)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "Error" not in done.stderr
