@@ -116,8 +116,29 @@ def ask(
     steps = choose_steps(len(episode), choice.frames, rng)
     shown = {camera: _pictures(episode, camera, steps, choice) for camera in choice.cameras}
     images = tuple(shown[camera][i] for i in range(len(steps)) for camera in choice.cameras)
+    return pose(episode.header.instruction, len(episode), steps, images, choice, types=types)
+
+
+def pose(
+    instruction: str,
+    length: int,
+    steps: np.ndarray,
+    images: tuple[np.ndarray, ...],
+    choice: FrameChoice,
+    *,
+    types: Collection[str] = (),
+) -> Question:
+    """The question about pictures that are at hand; :func:`ask` takes them from an episode.
+
+    Args:
+        instruction: the task in words.
+        length: control steps of the episode.
+        steps: those shown, ``[frames]``.
+        images: uint8 ``[size, size, 3]``; at each step, one of each camera of ``choice``.
+        choice, types: as in :func:`ask`.
+    """
     parts: list[dict[str, str]] = []
-    intro = f"{episode.header.instruction}. {len(episode)} steps, {' and '.join(choice.cameras)}:"
+    intro = f"{instruction}. {length} steps, {' and '.join(choice.cameras)}:"
     for i, step in enumerate(steps):
         label = f"\n{step}:"
         parts.append({"type": "text", "text": label if i else intro + label})
@@ -126,7 +147,7 @@ def ask(
     if choice.explain:
         question += f"\n{instructions(types)}"
     parts.append({"type": "text", "text": question})
-    return Question(images, tuple(parts), len(episode))
+    return Question(images, tuple(parts), length)
 
 
 def instructions(types: Collection[str]) -> str:
@@ -148,6 +169,11 @@ def instructions(types: Collection[str]) -> str:
     )
 
 
+def blank(size: int) -> np.ndarray:
+    """The picture that says nothing, uint8 ``[size, size, 3]``."""
+    return np.full((size, size, 3), _GREY, np.uint8)
+
+
 def _pictures(
     episode: Episode, camera: str, steps: np.ndarray, choice: FrameChoice
 ) -> list[np.ndarray]:
@@ -157,8 +183,7 @@ def _pictures(
         there = sorted(k.removeprefix("image/") for k in episode.steps if k.startswith("image/"))
         raise ValueError(f"episode has no camera {camera!r}; it has {there}")
     if choice.blank:
-        grey = np.full((choice.size, choice.size, 3), _GREY, np.uint8)
-        return [grey] * len(steps)
+        return [blank(choice.size)] * len(steps)
     return list(resize(episode.steps[key][steps], choice.size))
 
 
