@@ -254,12 +254,12 @@ def _ratio(ours: list[float], theirs: list[float]) -> Figure:
 
 
 def _command(args: Args) -> str:
-    """The command with every option that is not the default; of paths only the last part."""
+    """The command with every option that is not the default; of absolute paths the last part."""
     words = ["regrasp bench store"]
     for field in fields(args):
         value = getattr(args, field.name)
         if value != field.default and field.name != "results":
-            shown = value.name if isinstance(value, Path) else value
+            shown = value.name if isinstance(value, Path) and value.is_absolute() else value
             words.append(f"--{field.name.replace('_', '-')} {shown}")
     return " ".join(words)
 
