@@ -36,12 +36,18 @@ COMMANDS: dict[str, Command] = {
     "data collect": Command("collect", "demonstrations of the scripted experts, into a store"),
     "data correct": Command("correct", "DAgger: a policy drives, the expert labels its looks"),
     "failures generate": Command("failures", "failures on purpose, verified, into a store"),
+    "failures counterfactuals": Command("counterfactuals", "one beginning, a grid of endings"),
     "failures report": Command("report_failures", "failure samples in one HTML file"),
     "failures verify": Command("verify_failures", "kept failures through their gates again"),
+    "curation collect": Command("curation_collect", "good and defective demonstrations"),
+    "curation score": Command("curation_score", "how well metrics find the defective ones"),
+    "curation train": Command("curation_train", "the policies that curated sets make"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
+    "train world-model": Command("train_world_model", "a world model without and with failures"),
     "train export": Command("export_policy", "a trained policy in fp16 with its record"),
     "report": Command("report", "one HTML file of a demo run, made again"),
     "eval": Command("evaluate", "a policy's success in LIBERO under a recorded protocol"),
+    "eval world-model": Command("eval_world_model", "does it believe in failure? both compared"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
     "bench experts": Command("bench_experts", "success of the scripted experts"),
@@ -83,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"regrasp {metadata.version('regrasp')}")
     elif head in HELP:
         print(_help(list(COMMANDS)))
-    elif group and (len(argv) == 1 or argv[1] in HELP):
+    elif group and head not in COMMANDS and (len(argv) == 1 or argv[1] in HELP):
         print(_help(group))
     else:
         _run(*_split(argv))
@@ -124,7 +130,7 @@ def _split(argv: list[str]) -> tuple[str, list[str]]:
 
 def _help(verbs: Sequence[str]) -> str:
     """What ``regrasp --help`` prints, for some of the verbs."""
-    lines = [f"  {name:<18} {COMMANDS[name].summary}" for name in verbs]
+    lines = [f"  {name:<24} {COMMANDS[name].summary}" for name in verbs]
     return "\n".join(
         [
             "usage: regrasp VERB [OPTIONS]      (regrasp VERB --help lists the options)",
