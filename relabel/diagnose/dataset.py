@@ -167,6 +167,23 @@ def clips_of(stores: Sequence[str | Path]) -> list[Clip]:
     return clips
 
 
+def natural_clips(path: str | Path) -> list[Clip]:
+    """Clips of a store made by ``regrasp failures natural``: what a policy did by itself.
+
+    A failure is cut to the length of some success of the same suite, where it has gone wrong by
+    then. Nobody knows its type; its truth is that it failed, when, and at what.
+    """
+    store = EpisodeStore.open(path)
+    lengths: dict[str, list[int]] = defaultdict(list)
+    rows = []
+    for index, header in enumerate(store.headers):
+        first, last = store.bounds(index)
+        rows.append(_Row(str(path), index, last - first, header))
+        if header.success:
+            lengths[header.suite].append(last - first)
+    return [_natural(row, lengths[row.header.suite]) for row in rows]
+
+
 def balanced(clips: Sequence[Clip]) -> list[int]:
     """Indices of ``clips``, some more than once: half failures, and classes less unequal.
 
@@ -241,6 +258,29 @@ def _recovered(failed: _Row, row: _Row, common: Mapping[str, Any]) -> Clip:
     if failed.store != row.store:
         raise ValueError(f"{key}: failure and recovery are in two stores")
     return Clip(key, row.store, parts, length, role="recovery", kind="", truth=SUCCESS, **common)
+
+
+def _natural(row: _Row, lengths: Sequence[int]) -> Clip:
+    """What a policy did; ``lengths`` are those of its successes."""
+    h, length, truth = row.header, row.length, SUCCESS
+    key = h.extra["sample"]
+    if not h.success:
+        onset, subtask = h.extra["onset_step"], h.extra["subtask"]
+        truth = Diagnosis(True, "unknown", onset, onset, subtask, 4, "unknown", "unknown")
+        fitting = [n for n in lengths if onset + _AFTER < n <= row.length] or [length]
+        length = fitting[int(_rng(key).integers(len(fitting)))]
+    return Clip(
+        key,
+        row.store,
+        (Part(row.index, 0, length),),
+        length,
+        h.instruction,
+        h.extra["context"],
+        "natural",
+        "nominal" if h.success else "failure",
+        "",
+        truth,
+    )
 
 
 def _failure(row: _Row, lengths: Sequence[int], common: Mapping[str, Any]) -> Clip:

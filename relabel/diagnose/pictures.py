@@ -98,7 +98,10 @@ def _opened(
     if not (note.exists() and json.loads(note.read_text()) == about):
         note.unlink(missing_ok=True)  # the note is written last: with it, the file is whole
         file.parent.mkdir(parents=True, exist_ok=True)
-        _fill(file, clips, choice, report)
+        # Another file in its place: who has mapped the old one goes on seeing that.
+        part = file.with_name(f".part-{file.name}")
+        _fill(part, clips, choice, report)
+        part.replace(file)
         note.write_text(json.dumps(about))
     return np.load(file, mmap_mode="r")
 
