@@ -28,8 +28,8 @@ class Label(IntEnum):
     RECOVERY = 3
 
 
-#: Value of the first stage of a task's only goal: the hand is at the object.
-FIRST_STAGE = 0.2
+#: What one stage of a task's only goal is worth.
+STAGE = 0.2
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def truth(rollout: Rollout, still: float = 0.002, shortest: int = 6) -> np.ndarr
     """The generators' own labels, int8 ``[T]``.
 
     From a failure's first effect on a rollout is failure-inducing, until the recovery begins; that
-    lasts until the value is back to what it was at the first effect, and to the hand being at the
-    object at least. Idle is where the simulated
+    lasts until the value is back to what it was at the first effect, and a stage above that of the
+    recovery's beginning. Idle is where the simulated
     hand and fingers rest, whatever was commanded.
 
     Args:
@@ -84,7 +84,8 @@ def truth(rollout: Rollout, still: float = 0.002, shortest: int = 6) -> np.ndarr
         end = len(rollout) if rollout.back is None else rollout.back
         labels[rollout.effect : end] = Label.FAILURE
         if rollout.back is not None:
-            had = max(FIRST_STAGE, rollout.target[: rollout.effect + 1].max())
+            had = float(rollout.target[: rollout.effect + 1].max())
+            had = max(had, min(1.0, float(rollout.target[rollout.back]) + STAGE))
             regained = np.flatnonzero(rollout.target[rollout.back :] >= had)
             until = rollout.back + int(regained[0]) if len(regained) else len(rollout)
             labels[rollout.back : until] = Label.RECOVERY
@@ -166,13 +167,13 @@ class Counts:
 def match(predicted: np.ndarray, true: np.ndarray, tolerance: int) -> Counts:
     """Boundaries of labels ``[T]`` matched one to one, each within ``tolerance`` steps.
 
-    A match also needs the same kind of segment to begin. In the order of time, which on a line
-    gives as many matches as any other way.
+    A match also needs the same kind of segment to begin; a rollout that begins with anything but
+    progress has a boundary there. In the order of time, which on a line gives as many matches as
+    any other way.
     """
     hits = total_predicted = total_true = 0
     for label in Label:
-        a = [int(i) for i in boundaries(predicted) if predicted[i] == label]
-        b = [int(i) for i in boundaries(true) if true[i] == label]
+        a, b = _begins(predicted, label), _begins(true, label)
         total_predicted, total_true = total_predicted + len(a), total_true + len(b)
         i = j = 0
         while i < len(a) and j < len(b):
@@ -222,6 +223,11 @@ def _balanced(table: np.ndarray) -> float:
     total = table.sum(axis=1)
     there = total > 0
     return float((np.diag(table)[there] / total[there]).mean())
+
+
+def _begins(labels: np.ndarray, label: Label) -> list[int]:
+    changes = np.flatnonzero(np.diff(labels, prepend=Label.PROGRESS))
+    return [int(i) for i in changes if labels[i] == label]
 
 
 #: Labels of a rollout, from its values and thresholds.
@@ -312,19 +318,18 @@ def _idle(value: np.ndarray, actions: np.ndarray, c: CutConfig) -> np.ndarray:
 
 def _next_failure(value: np.ndarray, idle: np.ndarray, begin: int, c: CutConfig) -> int | None:
     """First step of the next failure from ``begin`` on; None if there is none."""
-    highest, at, spent = value[begin], begin, 0
+    highest = gained = value[begin]
+    at, spent = begin - 1, 0
     for t in range(begin, len(value)):
-        if value[t] >= highest - c.near:
-            at = t if value[t] >= highest else at
-        if value[t] > highest + (c.near if spent else 0.0):
-            spent = 0
         highest = max(highest, value[t])
         if value[t] < highest - c.fall:
             return _left(value, begin, t, highest - c.near)
+        if value[t] >= gained + c.near:
+            gained, at, spent = value[t], t, 0
         # Done is done: what comes after it is no stall.
         spent += int(not idle[t] and highest < 1 - c.fall)
-        if c.stall and spent >= c.stall:
-            return max(begin, at + 1 if at < t else t - c.stall + 1)
+        if c.stall and spent > c.stall:
+            return at + 1
     return None
 
 
