@@ -22,6 +22,8 @@ TITLES: dict[str, str] = {
     "experts": "Scripted experts on the training initial states",
     "eval_vla": "The shipped policy on held-out initial states",
     "failures": "Failures on purpose: yield, gates, recoveries",
+    "diagnosis": "The diagnosis model on what it was not trained on",
+    "interventions": "Doing what diagnoses of natural failures say",
 }
 
 #: What was promised of a figure: (at least or at most, bound).
@@ -42,6 +44,9 @@ PROMISES: dict[tuple[str, str], tuple[str, float]] = {
     ("failures", "tasks"): (">=", 20.0),
     ("failures", "recovery_success"): (">=", 0.7),
     ("failures", "gate_replay_pass"): (">=", 1.0),
+    ("diagnosis", "detection_balanced_accuracy"): (">=", 0.85),
+    ("diagnosis", "onset_within_10"): (">=", 0.6),
+    ("diagnosis", "type_macro_accuracy"): (">=", 0.6),
 }
 
 #: Sentences of the README: (result, figure, what it is).

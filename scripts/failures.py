@@ -210,11 +210,11 @@ def examiner_of(suite: str, task: int, driver: str, seed: int, per_cell: int) ->
     from regrasp.sim.failures.gates import Examiner, GateConfig
 
     env = _last_env.get((suite, task), lambda: make_env(suite, task))
-    policy = (lambda told: _small_vla(env, seed, told)) if driver != "expert" else None
+    policy = (lambda told: small_vla_actor(env, seed, told)) if driver != "expert" else None
     return env, Examiner(env, GateConfig(per_cell=per_cell), policy)
 
 
-def _small_vla(env: Any, seed: int, told: str | None) -> Any:
+def small_vla_actor(env: Any, seed: int, told: str | None) -> Any:
     """The shipped policy as an actor, with an expert that says which phase this is."""
     import torch
     from regrasp.policies.small_vla import SmallVLA

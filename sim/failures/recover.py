@@ -139,7 +139,7 @@ def _recovered(
     config: ReplayConfig,
 ) -> Recovery:
     """See :func:`recover`; the robot is at ``start``."""
-    trace = _way_out(robot, start, progress, config)
+    trace = way_out(robot, start, progress, config)
     if trace is None:
         robot.restore(start)
         return Recovery(_why_not(robot.env, progress))
@@ -150,8 +150,11 @@ def _recovered(
     return Recovery(Outcome.FOUND, trace, replays, retries)
 
 
-def _way_out(robot: Robot, start: Any, progress: Progress, config: ReplayConfig) -> Trace | None:
-    """What an expert does to succeed from here; with something in the hand, maybe let go first."""
+def way_out(robot: Robot, start: Any, progress: Progress, config: ReplayConfig) -> Trace | None:
+    """What an expert does to succeed from a snapshot; None where it does not.
+
+    With something in the hand, it may have to let go first.
+    """
     expert = ExpertActor(robot.env)
     ways: list[ExpertActor | LetGoActor] = [expert]
     if progress.holding():
