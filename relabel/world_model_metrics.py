@@ -45,6 +45,34 @@ class Outcomes:
             raise ValueError("Outcomes: all executions end alike; nothing can be told apart")
 
 
+def nearness(
+    imagined: np.ndarray, ends: np.ndarray, success: np.ndarray, context: Sequence[str]
+) -> np.ndarray:
+    """Whether an imagined end lies nearer to real successes than to real failures, ``[n]``.
+
+    CureWM's diagnostic by latent distance. It asks no head, which may itself be what a model
+    without failures has not learned.
+
+    Args:
+        imagined: latents at the end of each execution, imagined ``[n, L]``.
+        ends: the same, encoded from the real pictures ``[n, L]``.
+        success: what came ``[n]``, bool.
+        context: which beginning ``[n]``; only ends of the same one are compared.
+
+    Returns:
+        The distance to the nearest failure's share of both distances: above 0.5, success is nearer;
+        NaN where a beginning lacks one kind of outcome.
+    """
+    names, won = np.asarray(context), np.asarray(success, bool)
+    apart = np.linalg.norm(imagined[:, None] - ends[None], axis=-1)
+    same = names[:, None] == names[None]
+    to_win = np.where(same & won, apart, np.inf).min(axis=1)
+    to_loss = np.where(same & ~won, apart, np.inf).min(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = to_loss / (to_win + to_loss)
+    return np.where(np.isfinite(to_win) & np.isfinite(to_loss), share, np.nan)
+
+
 def statistics(outcomes: Outcomes, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Every statistic under weights of the beginnings.
 

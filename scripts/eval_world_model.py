@@ -15,9 +15,9 @@ from regrasp.episodes.results import Figure, write_result
 from regrasp.episodes.store import EpisodeStore
 from regrasp.relabel.world_model import WorldModel
 from regrasp.relabel.world_model_data import ARMS, Rollouts, task_of
-from regrasp.relabel.world_model_metrics import Outcomes, compare
+from regrasp.relabel.world_model_metrics import Outcomes, compare, nearness
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def main(args: Args) -> None:
     rollouts = Rollouts(store, [i for _, i in chosen], cameras)
     imagined = {arm: outcomes(rollouts, imagine(model, rollouts)) for arm, model in models.items()}
     figures = compare(imagined)
-    figures |= ceilings(models, rollouts) | by_distance(rollouts)
+    figures |= by_latent(models, rollouts) | ceilings(models, rollouts) | by_distance(rollouts)
     for arm, facts in about.items():
         figures[f"episodes.{arm}"] = Figure(facts["episodes"], unit="training episodes")
         figures[f"failures.{arm}"] = Figure(facts["failures"], unit="of them failures")
@@ -115,6 +115,32 @@ def seen(model: WorldModel, rollouts: Rollouts) -> np.ndarray:
     return torch.sigmoid(torch.cat(logits)).numpy()
 
 
+@torch.no_grad()
+def ends(model: WorldModel, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+    """Latents at the last picture of each execution, imagined and encoded, ``[n, L]`` each."""
+    imagined, encoded = [], []
+    for pixels, state, actions in zip(
+        rollouts.pixels, rollouts.state, rollouts.actions, strict=True
+    ):
+        rows = [0, -1]
+        both = model.encode(torch.from_numpy(pixels[rows]), torch.from_numpy(state[rows]))
+        # The last picture is the one before the last chunk.
+        latents = model.imagine(both[:1], torch.from_numpy(actions)[None, :-1])
+        imagined.append(latents[0, -1].numpy())
+        encoded.append(both[1].numpy())
+    return np.stack(imagined), np.stack(encoded)
+
+
+def by_latent(models: dict[str, WorldModel], rollouts: Rollouts) -> dict[str, Figure]:
+    """The same comparison without heads: is the imagined end near real successes or failures?"""
+    near = {}
+    for arm, model in models.items():
+        plain = outcomes(rollouts, np.zeros(len(rollouts)))
+        score = nearness(*ends(model, rollouts), plain.success, plain.context)
+        near[arm] = outcomes(rollouts, score)
+    return {f"latent.{name}": figure for name, figure in compare(near).items()}
+
+
 def ceilings(models: dict[str, WorldModel], rollouts: Rollouts) -> dict[str, Figure]:
     """What each model's head makes of the real end: no imagination is better than this."""
     read = {arm: outcomes(rollouts, seen(model, rollouts)) for arm, model in models.items()}
@@ -149,7 +175,7 @@ def _print(console: Console, figures: dict[str, Figure], arms: Sequence[str]) ->
         statistic, _, column = name.rpartition(".")
         interval = f" [{figure.low:.2f}, {figure.high:.2f}]" if figure.low is not None else ""
         rows[statistic][column] = f"{figure.value:.2f}{interval}"
-    table = Table("", *columns, title="executions of held-out tasks, imagined")
+    table = Table(Column(no_wrap=True), *columns, title="executions of held-out tasks, imagined")
     for statistic, cells in rows.items():
         table.add_row(statistic, *(cells.get(column, "") for column in columns))
     console.print(table)

@@ -10,7 +10,7 @@ from pushes import SIZE, STRIDE, fill
 from regrasp.episodes.results import read_result
 from regrasp.relabel.world_model import WorldModel, WorldModelConfig
 from regrasp.relabel.world_model_data import ARMS, Rollouts, choose, split_tasks
-from regrasp.relabel.world_model_metrics import Outcomes, compare
+from regrasp.relabel.world_model_metrics import Outcomes, compare, nearness
 from regrasp.relabel.world_model_training import WorldTrainer, WorldTraining, losses
 from regrasp.scripts import eval_world_model, train_world_model
 
@@ -146,6 +146,18 @@ def test_ties_count_half_and_a_constant_is_no_better_than_chance():
     assert figures["gap.m"].value == 0.0
 
 
+def test_an_imagined_end_is_compared_with_real_ends_of_its_own_set():
+    ends = np.array([[0.0], [1.0], [0.4], [9.0]])
+    imagined = np.array([[0.25], [0.75], [0.9], [0.0]])
+    success = np.array([True, False, False, True])
+    score = nearness(imagined, ends, success, ["a", "a", "a", "b"])
+    # 0.15 to the nearest failure and 0.25 to the success.
+    assert score[0] == pytest.approx(0.15 / 0.4)
+    assert score[1] == pytest.approx(0.25 / 1.0)
+    assert score[2] == pytest.approx(0.1 / 1.0)
+    assert np.isnan(score[3])
+
+
 def test_two_models_are_compared_on_the_same_resamples():
     worse, better = outcomes([1.0] * 6), outcomes([0.9, 0.8, 0.1, 0.2, 0.7, 0.1])
     figures = compare({"success_only": worse, "counterfactual": better})
@@ -174,6 +186,7 @@ def test_commands_train_both_and_compare_them(store, tmp_path, monkeypatch):
     eval_world_model.main(eval_world_model.Args(run=args.out, store=store.path))
     figures = read_result("world_model")["figures"]
     assert {f"optimism.{arm}" for arm in (*ARMS, "difference")} <= set(figures)
+    assert 0.0 <= figures["latent.auroc_within.counterfactual"].value <= 1.0
     assert figures["auroc_within.action_distance"].value == 1.0
     assert figures["optimism.success_only"].n == 6
     assert figures["episodes.success_only"].value == 12
