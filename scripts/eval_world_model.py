@@ -136,7 +136,8 @@ def by_latent(models: dict[str, WorldModel], rollouts: Rollouts) -> dict[str, Fi
     near = {}
     for arm, model in models.items():
         plain = outcomes(rollouts, np.zeros(len(rollouts)))
-        score = nearness(*ends(model, rollouts), plain.success, plain.context)
+        imagined, encoded = ends(model, rollouts)
+        score = nearness(imagined, encoded, plain.success, plain.context)
         near[arm] = outcomes(rollouts, score)
     return {f"latent.{name}": figure for name, figure in compare(near).items()}
 
