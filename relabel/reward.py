@@ -250,8 +250,10 @@ class RewardModel(nn.Module):
                 f"no reward model in {folder}; train one with: regrasp train reward"
             )
         record = json.loads((folder / "config.json").read_text())
-        lists = {k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()}
-        model = cls(RewardConfig(**lists))
+        sizes: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in record["config"].items()
+        }
+        model = cls(RewardConfig(**sizes))
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return model.eval(), record["meta"]
 

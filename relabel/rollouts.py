@@ -244,5 +244,5 @@ def _recovered(store: EpisodeStore, failure: Rollout, i: int) -> Rollout:
     )
 
 
-def _rest(success: np.ndarray, steps: dict[str, Any]) -> tuple[np.ndarray, ...]:
+def _rest(success: np.ndarray, steps: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return success.astype(bool), steps["action"], steps["state"]

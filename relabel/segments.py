@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from regrasp.episodes.results import Figure
@@ -58,7 +59,7 @@ class CutConfig:
 
 
 #: What :func:`fit` tries, on rollouts that training has seen.
-GRID: dict[str, tuple[float, ...]] = {
+GRID: dict[str, Sequence[float]] = {
     "fall": (0.08, 0.15, 0.25),
     "near": (0.03, 0.06),
     "stall": (0, 30, 50),
@@ -293,7 +294,8 @@ def keep_frames(
 
 def _grid() -> Iterator[CutConfig]:
     for values in itertools.product(*GRID.values()):
-        yield replace(CutConfig(), **dict(zip(GRID, values, strict=True)))
+        chosen: dict[str, Any] = dict(zip(GRID, values, strict=True))
+        yield replace(CutConfig(), **chosen)
 
 
 def _still(actions: np.ndarray, still: float) -> np.ndarray:
