@@ -194,9 +194,15 @@ def _command(args: Args) -> str:
 
 
 def _print(console: Console, figures: Mapping[str, Figure], splits: Sequence[str]) -> None:
-    """The three figures that matter, a line a split and answerer."""
-    names = ("detection_balanced_accuracy", "onset_within_10", "type_macro_accuracy")
-    names += ("cause_macro_accuracy", "interval_iou", "parsed")
+    """The figures that matter most, a line a split and answerer."""
+    names = (
+        "detection_balanced_accuracy",
+        "onset_within_10",
+        "type_macro_accuracy",
+        "cause_macro_accuracy",
+        "interval_iou",
+        "parsed",
+    )
     table = Table("split", "who", *names, title="diagnosis")
     for split in splits:
         for prefix in ("", "constant_", "text_only_"):

@@ -252,8 +252,8 @@ def _recovered(failed: _Row, row: _Row, common: Mapping[str, Any]) -> Clip:
     key = f"{row.header.extra['sample']}/recovery"
     turn = min(row.header.extra["start"] - failed.header.extra["start"], failed.length)
     stop = max(1, row.length - int(_rng(key).integers(_STAY - 1)))
-    parts = (Part(failed.index, 0, turn), Part(row.index, 0, stop))
-    parts = tuple(part for part in parts if part.stop > part.start)
+    both = (Part(failed.index, 0, turn), Part(row.index, 0, stop))
+    parts = tuple(part for part in both if part.stop > part.start)
     length = sum(part.stop - part.start for part in parts)
     if failed.store != row.store:
         raise ValueError(f"{key}: failure and recovery are in two stores")
