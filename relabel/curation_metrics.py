@@ -181,11 +181,12 @@ def length(demos: Sequence[Demonstration]) -> np.ndarray:
 def success_distance(demos: Sequence[Demonstration], k: int = 5) -> np.ndarray:
     """Mean distance of each state to its ``k`` nearest in other, successful episodes, negated.
 
-    One state of each episode at most. Infinitely bad where a group has no other success.
+    One state of each episode at most. A group without successes gets 0, and the only success of a
+    group its lowest score: neither has anything to compare with.
 
     Source: nearest-neighbour outlier scores (Ramaswamy et al. 2000) in an embedding.
     """
-    scores = np.full(len(demos), -np.inf)
+    scores = np.empty(len(demos))
     for members in _groups(demos):
         samples = _Samples.of([demos[i] for i in members])
         succeeded = np.array([demos[i].success for i in members])
@@ -197,7 +198,10 @@ def success_distance(demos: Sequence[Demonstration], k: int = 5) -> np.ndarray:
             total = np.where(finite, others, 0.0).sum(axis=1)
             count = finite.sum(axis=1)
             distance[rows] = np.where(count > 0, total / np.maximum(count, 1), np.inf)
-        scores[members] = -samples.mean(distance)
+        own = -samples.mean(distance)
+        known = own[np.isfinite(own)]
+        lowest = float(known.min()) if len(known) else 0.0
+        scores[members] = np.where(np.isfinite(own), own, lowest)
     return scores
 
 

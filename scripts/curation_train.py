@@ -94,7 +94,7 @@ def main(args: Args) -> None:
     demos = load_demonstrations(store, loss=policy_loss(args.out / "uncurated/policy"))
     scores = score(demos)
     defective = truth(store)
-    chosen = conditions(args, scores, demos, defective)
+    chosen = _remembered(args.out / "selections.json", args, scores, demos, defective)
     for name, indices in chosen.items():
         train_condition(console, args, store, name, indices)
     outcomes = evaluate(console, args, store, list(chosen))
@@ -160,6 +160,21 @@ def conditions(
     return chosen
 
 
+def _remembered(
+    path: Path,
+    args: Args,
+    scores: Mapping[str, np.ndarray],
+    demos: Sequence[Any],
+    defective: np.ndarray,
+) -> dict[str, list[int]]:
+    """The conditions as they were first chosen: a policy's loss may differ in its last digits."""
+    if not path.exists():
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(conditions(args, scores, demos, defective)))
+        partial.replace(path)
+    return json.loads(path.read_text())
+
+
 def train_condition(
     console: Console, args: Args, store: EpisodeStore, name: str, indices: Sequence[int]
 ) -> None:
@@ -180,10 +195,9 @@ def train_condition(
     console.print(f"{name}: {len(indices)} demonstrations, from step {trainer.step}")
     trainer.run()
     console.print(f"{name}: {trainer.step} steps in {trainer.seconds:.0f} s")
-    for checkpoint in folder.glob("step-*"):
-        shutil.rmtree(checkpoint)
-    shutil.rmtree(part)
     finished.write_text(json.dumps(list(indices)))
+    for leftover in (*folder.glob("step-*"), part):
+        shutil.rmtree(leftover)
 
 
 def _copy(store: EpisodeStore, indices: Sequence[int], path: Path) -> Path:

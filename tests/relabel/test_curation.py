@@ -70,7 +70,10 @@ def test_distance_to_successes_finds_the_stray(rng):
     far = [replace(d, embedding=d.embedding + 2.0 * bad) for d, bad in pairs]
     assert auroc(METRICS["success_distance"](far), defective, far).value == 1.0
     none = [replace(d, success=False) for d in demos]
-    assert np.isneginf(METRICS["success_distance"](none)).all()
+    assert (METRICS["success_distance"](none) == 0).all()
+    lone = METRICS["success_distance"]([demos[0], *none[1:]])
+    assert np.isfinite(lone).all()
+    assert lone[0] == lone.min()
 
 
 def test_length_and_loss_are_what_they_say(rng):
