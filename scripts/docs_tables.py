@@ -23,6 +23,8 @@ TITLES: dict[str, str] = {
     "eval_vla": "The shipped policy on held-out initial states",
     "failures": "Failures on purpose: yield, gates, recoveries",
     "diagnosis": "The diagnosis model on what it was not trained on",
+    "reward": "The progress model on held-out tasks and initial states, beside a clock",
+    "segments": "Rollouts cut by the progress model, against what was injected",
     "interventions": "Doing what diagnoses of natural failures say",
 }
 
