@@ -48,7 +48,7 @@ class Args:
     device: str = "cpu"
     choice: FrameChoice = field(default_factory=FrameChoice)
     size: TinySize = field(default_factory=lambda: TinySize(patch=24, shuffle=2))
-    training: TuneConfig = field(default_factory=lambda: TuneConfig(minutes=40.0))
+    training: TuneConfig = field(default_factory=lambda: TuneConfig(minutes=40.0, focus=8.0))
 
 
 def main(args: Args) -> None:

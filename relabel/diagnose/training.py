@@ -62,6 +62,8 @@ class TuneConfig:
         lora_rank: rank of the adapters; 0 trains all weights.
         lora_alpha: their scale is ``lora_alpha / lora_rank``.
         lora_layers: names of the layers that get one.
+        focus: weight in the loss of the first three lines' tokens (did it fail, which type, when)
+            over the others'. They are a tenth of an answer, and all that most figures look at.
         bf16: multiply matrices in bfloat16; on processors that can, it takes 0.6 of the time.
         checkpoint_seconds: seconds between checkpoints.
         threads: processor threads of torch.
@@ -79,6 +81,7 @@ class TuneConfig:
     lora_rank: int = 0
     lora_alpha: int = 16
     lora_layers: tuple[str, ...] = LORA_LAYERS
+    focus: float = 1.0
     bf16: bool = True
     checkpoint_seconds: float = 120.0
     threads: int = 2
@@ -139,6 +142,28 @@ def collate(model: DiagnosisModel, examples: Sequence[Example]) -> tuple[dict[st
             continue
         inputs[key] = torch.cat([value, added.to(value.dtype)], dim=1)
     return inputs, labels
+
+
+def token_weights(
+    model: DiagnosisModel, examples: Sequence[Example], labels: Tensor, focus: float
+) -> Tensor:
+    """Weight of each label of :func:`collate` in the loss, ``[B, A]``; 0 where there is none.
+
+    Raises:
+        NotImplementedError: ``focus`` is not 1, and the tokenizer cannot say which characters a
+            token stands for.
+    """
+    weights = (labels != _IGNORED).float()
+    if focus == 1.0:
+        return weights
+    for row, example in enumerate(examples):
+        head = len("\n".join(example.answer.split("\n")[:3]))
+        written = model.tokenizer(
+            example.answer, add_special_tokens=False, return_offsets_mapping=True
+        )
+        count = sum(start < head for start, _ in written["offset_mapping"])
+        weights[row, :count] *= focus
+    return weights
 
 
 class Trainer:
@@ -216,7 +241,7 @@ class Trainer:
         )
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
-        """Mean cross-entropy of the answers' tokens."""
+        """Mean cross-entropy of the answers' tokens, weighted by :func:`token_weights`."""
         inputs, labels = collate(self.diagnosis, examples)
         answer = labels.shape[1]
         # The token before an answer predicts its first one. The rest need no logits.
@@ -225,9 +250,11 @@ class Trainer:
         with torch.autocast(device, torch.bfloat16, enabled=self.config.bf16):
             logits = self.network(**inputs, use_cache=False, **keep).logits
         predicted = logits[:, -(answer + 1) : -1].float()
-        return torch.nn.functional.cross_entropy(
-            predicted.reshape(-1, predicted.shape[-1]), labels.reshape(-1), ignore_index=_IGNORED
+        each = torch.nn.functional.cross_entropy(
+            predicted.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none"
         )
+        weights = token_weights(self.diagnosis, examples, labels, self.config.focus)
+        return (weights * each).sum() / weights.sum()
 
     def train_step(self, examples: Sequence[Example]) -> dict[str, float]:
         """One optimiser step; returns ``loss`` and ``norm`` of the gradient."""

@@ -12,7 +12,14 @@ import pytest
 import torch
 from regrasp.episodes.jsonlines import JsonLines
 from regrasp.relabel.diagnose.model import DiagnosisModel
-from regrasp.relabel.diagnose.training import Example, Trainer, TuneConfig, collate, shuffled
+from regrasp.relabel.diagnose.training import (
+    Example,
+    Trainer,
+    TuneConfig,
+    collate,
+    shuffled,
+    token_weights,
+)
 from squares import examples, small_model, squares
 
 QUICK = TuneConfig(minutes=0, steps=6, batch=4, warmup=2, threads=1, bf16=False)
@@ -44,6 +51,18 @@ def test_loss_is_that_of_the_answers_tokens(model, tmp_path):
     assert trainer.loss(some).item() == pytest.approx(np.mean(losses), rel=1e-4)
     trainer.keeps_logits = False  # as of a model that always gives them all
     assert trainer.loss(some).item() == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_what_most_figures_look_at_can_weigh_more(model, tmp_path):
+    some = [examples(model)[0], examples(model)[4]]  # a failure and a success
+    _, labels = collate(model, some)
+    weights = token_weights(model, some, labels, 8.0)
+    first, second = (row[heavy] for row, heavy in zip(labels, weights == 8.0, strict=True))
+    assert model.tokenizer.decode(first) == "\n".join(some[0].answer.split("\n")[:3])
+    assert model.tokenizer.decode(second) == "failed: no"
+    assert (weights == 0).equal(labels < 0)
+    plain = Trainer(tmp_path / "a", model, QUICK).loss(some).item()
+    assert Trainer(tmp_path / "b", model, replace(QUICK, focus=8.0)).loss(some).item() != plain
 
 
 def test_batch_is_question_then_answer(model):
