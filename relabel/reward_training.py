@@ -28,8 +28,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _PREFIX = "step-"
-#: How much the success output counts in the loss.
-_SUCCESS_WEIGHT = 0.3
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class RewardTraining:
         weight_decay: AdamW's, on matrices and kernels only.
         clip: largest norm of the gradient.
         ema: decay of the moving average (lower in the first steps).
+        value_weight: of the value's loss; 0 trains a success classifier alone, as a baseline.
+        success_weight: of the success output's loss.
         shift: pixels by which pictures are moved at most.
         jitter: of gain and offset of the colours.
         hold_out: every n-th task of a suite and every n-th initial state is held out.
@@ -66,6 +66,8 @@ class RewardTraining:
     weight_decay: float = 0.05
     clip: float = 1.0
     ema: float = 0.998
+    value_weight: float = 1.0
+    success_weight: float = 0.3
     shift: int = 3
     jitter: float = 0.15
     hold_out: int = 5
@@ -318,12 +320,13 @@ class RewardTrainer:
             group["lr"] = self.learning_rate()
         losses = loss(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        (losses["value"] + _SUCCESS_WEIGHT * losses["success"]).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
+        c = self.training
+        (c.value_weight * losses["value"] + c.success_weight * losses["success"]).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, c.clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"step {self.step}: gradient norm {norm.item()}")
         self.optimizer.step()
-        decay = min(self.training.ema, (1 + self.step) / (10 + self.step))
+        decay = min(c.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.average.values()), self.parameters, 1 - decay)
         self.step += 1
         return {**{k: v.item() for k, v in losses.items()}, "norm": norm.item()}

@@ -151,9 +151,12 @@ def test_it_learns_and_the_commands_write_results(store, tmp_path):
     options += (
         " --training.shift 0 --training.jitter 0.05 --model.image-size 32 --model.width 16 32"
     )
-    main(["train", "reward", "--store", str(store.path), "--out", str(run), *options.split()])
+    train = ["train", "reward", "--store", str(store.path), *options.split()]
+    main([*train, "--out", str(run)])
+    main([*train, "--out", str(tmp_path / "binary"), "--training.value-weight", "0"])
     where = ["--store", str(store.path), "--model", str(run / "model"), "--threads", "1"]
-    main(["eval", "reward", *where, "--results", str(tmp_path)])
+    other = ["--binary", str(tmp_path / "binary/model")]
+    main(["eval", "reward", *where, *other, "--results", str(tmp_path)])
     record = json.loads((tmp_path / "reward.json").read_text())
     found = {name: figure["value"] for name, figure in record["figures"].items()}
     assert found["rank_correlation"] > 0.85
@@ -164,6 +167,7 @@ def test_it_learns_and_the_commands_write_results(store, tmp_path):
     assert found["time_linear_failures_look_done"] == 1
     assert found["time_linear_auroc_length_matched"] == 0.5
     assert found["rank_correlation"] > found["time_linear_rank_correlation"] + 0.3
+    assert found["rank_correlation"] > found["binary_rank_correlation"]
     assert "states.rank_correlation" in found
     assert re.match(r"regrasp eval reward --store ", record["command"])
 
