@@ -65,7 +65,9 @@ class TinySize:
             )
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int, names: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: it can write any text, and those like ``texts`` shortly.
 
     Digits are entries of their own, so that a step number in an answer is written like the one
@@ -74,6 +76,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     Args:
         texts: questions and answers as the model will see them.
         vocabulary: entries at most; fewer where the texts give no more.
+        names: get an entry each besides: what is one choice is one token, and no model can begin
+            one name and end with another.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -90,6 +94,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(list(names))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -125,7 +130,7 @@ def build(
             f"build: a picture of {choice.size} pixels is no multiple of "
             f"{size.shuffle} patches of {size.patch}"
         )
-    tokenizer = train_tokenizer(texts, size.vocabulary)
+    tokenizer = train_tokenizer(texts, size.vocabulary, types)
     square = {"longest_edge": choice.size}
     processor = Idefics3Processor(
         # Pictures come in the right size; the default filter, Lanczos, only warns.

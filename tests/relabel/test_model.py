@@ -199,3 +199,13 @@ def test_tokenizer_writes_anything_and_numbers_digit_by_digit():
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer("12345")["input_ids"]) == 5
     assert len(tokenizer("the milk")["input_ids"]) == 2
+
+
+def test_a_types_name_is_one_token_and_comes_back_as_it_was():
+    text = "type: lost_grip\nwhy: it lost grip of lost_grip"
+    tokenizer = train_tokenizer([text] * 5, 400, ["lost_grip", "off_position"])
+    tokens = tokenizer(text)["input_ids"]
+    name = tokenizer.convert_tokens_to_ids("lost_grip")
+    assert tokens.count(name) == 2
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.decode(tokenizer("type: off_position")["input_ids"]) == "type: off_position"
