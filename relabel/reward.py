@@ -86,7 +86,10 @@ def embed(instruction: str) -> Tensor:
     if not instruction.strip():
         raise ValueError("embed: the instruction is empty; progress is progress at something")
     tokenizer, model = _minilm()
-    tokens = tokenizer(instruction, return_tensors="pt", truncation=True, max_length=MAX_TOKENS)
+    tokens = tokenizer(instruction, return_tensors="pt")
+    length = tokens["input_ids"].shape[1]
+    if length > MAX_TOKENS:
+        raise ValueError(f"embed: {length} word pieces; at most {MAX_TOKENS}: {instruction!r}")
     with torch.no_grad():
         return model(**tokens).last_hidden_state[0]
 

@@ -1,8 +1,8 @@
 """Offscreen pictures of a MuJoCo simulation, stock or light.
 
 ``full`` is the picture that robosuite draws. ``fine`` draws the reduced meshes of
-:mod:`regrasp.sim.lite` with the same reflections and multisampling, ten times as fast on a
-processor. ``lite`` leaves reflections and multisampling out, which is three times as fast again.
+:mod:`regrasp.sim.lite` with the same reflections and multisampling, several times as fast on
+a processor. ``lite`` leaves both out, which is faster again.
 """
 
 from __future__ import annotations

@@ -313,8 +313,10 @@ class Examiner:
             return
         with _timed(result.seconds, "sturdy"):
             sturdy = self._is_sturdy(result, nominal)
+            result.sturdy = nominal.sturdy
         with _timed(result.seconds, "cause"):
             caused = sturdy and self._succeeds_without(nominal, driver, branch)
+            result.proven = caused if sturdy else None
         if not (sturdy and caused):
             reason = Reason.CAUSE_UNPROVEN if sturdy else Reason.NOMINAL_FRAGILE
             result.attempts = [

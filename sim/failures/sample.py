@@ -123,11 +123,15 @@ def describe(result: CellResult, failure: Failure) -> dict[str, Any]:
             "retries": list(recovery.retries),
         },
         "gates": {
-            "nominal_succeeds": True,
-            "nominal_sturdy": True,
+            "nominal_succeeds": result.nominal.latched,
+            "nominal_sturdy": result.sturdy,
             "fails_for_good": not trace.latched,
-            "monotone": True,
-            "cause_proven": True,
+            "monotone": not any(
+                a.trace is not None and a.trace.latched
+                for a in result.attempts
+                if a.severity > failure.severity
+            ),
+            "cause_proven": result.proven,
             "digest": result.digest(),
         },
         "subtasks": _subtasks(trace),

@@ -78,6 +78,9 @@ class CellResult:
         nominal: the rollout without failure.
         attempts: one a severity, the highest first.
         failures: those kept of the attempts that passed, the highest severity first.
+        sturdy: share of the nominal's shaken followers that succeed; None where none was asked,
+            because nothing passed the gates before or because a policy drives.
+        proven: whether the actor succeeds without the cause; None where that was not asked.
         seconds: what each part took.
     """
 
@@ -89,6 +92,8 @@ class CellResult:
     nominal: Trace
     attempts: list[Attempt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    sturdy: float | None = None
+    proven: bool | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -41,7 +41,9 @@ def test_samples_come_with_all_that_is_known_of_them(first):
     assert found
     for _, extra in found.values():
         assert extra["driver"] == "expert"
-        assert extra["gates"]["cause_proven"]
+        assert extra["gates"]["nominal_sturdy"] >= 0.8
+        for gate in ("nominal_succeeds", "fails_for_good", "monotone", "cause_proven"):
+            assert extra["gates"][gate] is True, gate
         assert extra["explanation"]
         assert extra["correction_text"]
         assert len(extra["recovery"]["replays"]) in (0, 5)
