@@ -179,6 +179,7 @@ def _append(job: Job, robot: Any, trace: Any, extra: dict[str, Any]) -> None:
         "action": trace.executed,
         "phase": trace.phase.astype(np.int64),
         "success": trace.success,
+        "points": trace.points.astype(np.float32),
     }
     store.append(Episode(header, steps))
 

@@ -155,8 +155,11 @@ class Scene:
     def touching(self, first: np.ndarray, second: np.ndarray) -> bool:
         """Whether any geom of the one set touches any of the other."""
         a, b = self._contact[:, 0], self._contact[:, 1]
-        hit = (np.isin(a, first) & np.isin(b, second)) | (np.isin(a, second) & np.isin(b, first))
-        return bool(hit.any())
+        # A mask over all geoms: np.isin sorts, and this is asked several times a control step.
+        one, other = np.zeros((2, self.model.ngeom), bool)
+        one[first] = True
+        other[second] = True
+        return bool(((one[a] & other[b]) | (other[a] & one[b])).any())
 
     def fingers_on(self, geoms: np.ndarray) -> int:
         """How many of the two fingers touch one of ``geoms``."""
@@ -166,7 +169,9 @@ class Scene:
         """Whether the object touches anything but the robot and itself."""
         own = self.geoms(self.body(name))
         a, b = self._contact[:, 0], self._contact[:, 1]
-        in_a, in_b = np.isin(a, own), np.isin(b, own)
+        mine = np.zeros(self.model.ngeom, bool)
+        mine[own] = True
+        in_a, in_b = mine[a], mine[b]
         other = np.where(in_a, b, a)
         return bool(((in_a ^ in_b) & ~self._robot[other]).any())
 

@@ -6,7 +6,8 @@ context is an episode too, once for all its failures: what going well looks like
 
 Per step: ``image/<camera>`` (what the actor got to see before the action), ``state``, ``action``
 (executed), ``nominal_action`` (what the actor wanted), ``phase``, ``progress`` (mean stage of the
-goals, 0 to 1) and ``success``. Everything else is in the header's ``extra``.
+goals, 0 to 1), ``success``, and ``points`` (where the thing of the sub-task is and where it shall
+go, world, metres ``[6]``). Everything else is in the header's ``extra``.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def _episode(
         "phase": trace.phase.astype(np.int64),
         "progress": (trace.stage.mean(axis=1) / Stage.DONE).astype(np.float32),
         "success": trace.success,
+        "points": trace.points.astype(np.float32),
     }
     return Episode(header, steps)
 

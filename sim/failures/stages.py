@@ -121,9 +121,12 @@ class Progress:
         A sub-task that is not this task's own (a wrong plan's) gives those of the first goal that
         is not reached.
         """
-        named = [i for i, name in enumerate(self.goals) if name == subtask]
-        open_ = [i for i in range(len(self._skills)) if self._of(i)[0] < Stage.DONE]
-        skill = self._skills[(named or open_ or [0])[0]]
+        if subtask in self.goals:
+            which = self.goals.index(subtask)
+        else:
+            states = (i for i in range(len(self._skills)) if self._of(i)[0] < Stage.DONE)
+            which = next(states, 0)
+        skill = self._skills[which]
         if isinstance(skill, PickPlace):
             return np.concatenate(
                 [self.scene.pos(skill.object), np.asarray(skill.place.spot(self.scene))]

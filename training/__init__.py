@@ -1,0 +1,1 @@
+"""What every training run here has in common: schedule, optimiser step, checkpoints, log."""
