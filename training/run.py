@@ -254,12 +254,10 @@ class TrainingRun:
     def _restore(self, checkpoint: Path) -> None:
         """Take up everything :meth:`save` wrote."""
         state = json.loads((checkpoint / "state.json").read_text())
-        other = sorted(
-            k for k in {*state["about"], *self._about} if _differs(k, state, self._about)
-        )
+        begun = state["about"]
+        other = [k for k in {**begun, **self._about} if begun.get(k) != self._about.get(k)]
         if other:
-            was = {k: state["about"].get(k) for k in other}
-            now = {k: self._about.get(k) for k in other}
+            was, now = ({k: about.get(k) for k in other} for about in (begun, self._about))
             raise ValueError(f"{checkpoint}: begun with {was}, now {now}; use another folder")
         tensors = load_file(checkpoint / "tensors.safetensors")
         shapes = {k: tuple(v.shape) for k, v in tensors.items() if k.startswith("model.")}
