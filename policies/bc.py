@@ -1,87 +1,62 @@
 """Behaviour cloning of the small VLA from episode stores: one file, top to bottom.
 
-AdamW, cosine schedule with warm-up over a number of steps or a number of minutes, a moving average
-of the weights (which is what is validated and saved), gradient clipping, TensorBoard, resume.
+What is validated and saved is the moving average of the weights; :mod:`regrasp.training.run` keeps
+it, with the schedule, the checkpoints and the log.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
-from regrasp.policies.checkpoint import latest_training, load_training, save_training
 from regrasp.policies.data import NO_AUGMENTATION, Augmentation, Windows, label_key
 from regrasp.policies.small_vla import load_model, save_model
 from regrasp.policies.text import embed_instruction
 from regrasp.policies.vla import VLA, Inputs, Labels, VLAConfig, state_features
-from torch import Tensor
+from regrasp.training.run import Schedule, TrainingRun
 
 #: How much each loss counts.
 LOSS_WEIGHTS = {"flow": 1.0, "direct": 0.5, "offsets": 1.0, "pixels": 0.1, "phase": 0.1}
 
 
 @dataclass(frozen=True)
-class BCConfig:
-    """Settings of a training run.
+class BCConfig(Schedule):
+    """Settings of a training run, beside those of its schedule.
 
     Attributes:
-        minutes: end after this many minutes of training (checkpoints and validation included);
-            0 means by ``steps`` alone. The schedule follows whichever is nearer its end.
-        steps: end after this many optimiser steps; 0 means by ``minutes`` alone.
         batch: windows a step.
         draws: noise levels drawn for each encoded window.
-        lr: peak learning rate.
-        final_lr: where the cosine ends, as a fraction of ``lr``.
-        warmup: steps of linear warm-up.
-        weight_decay: AdamW's, on matrices and kernels only.
-        clip: largest norm of the gradient.
-        ema: decay of the moving average (lower in the first steps).
         augmentation: of the pictures.
         freeze_encoder: train the action expert alone.
         validation_every: every n-th episode is held out.
         validate_seconds: seconds between validations.
         validation_windows: held-out windows each time, the same ones.
-        checkpoint_seconds: seconds between checkpoints.
         memory_gb: pictures held in memory.
-        threads: processor threads of torch.
         seed: of initialisation, data order, augmentation and noise.
     """
 
     minutes: float = 60.0
-    steps: int = 0
     batch: int = 64
     draws: int = 2
-    lr: float = 1e-3
-    final_lr: float = 0.02
-    warmup: int = 100
     weight_decay: float = 0.02
-    clip: float = 1.0
     ema: float = 0.998
     augmentation: Augmentation = field(default_factory=Augmentation)
     freeze_encoder: bool = False
     validation_every: int = 25
     validate_seconds: float = 240.0
     validation_windows: int = 512
-    checkpoint_seconds: float = 120.0
     memory_gb: float = 8.0
-    threads: int = 2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.minutes <= 0 and self.steps <= 0:
-            raise ValueError("BCConfig: minutes and steps are both 0; give one of them")
-        for name in ("batch", "draws", "validation_windows", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"BCConfig.{name}: {getattr(self, name)} must be at least 1")
+        super().__post_init__()
+        self._at_least_1("batch", "draws", "validation_windows")
 
 
 def fit_statistics(model: VLA, stores: Sequence[str | Path], instructions: Sequence[str]) -> None:
@@ -156,12 +131,20 @@ def validate(model: VLA, batches: Sequence[tuple[Inputs, Labels]], seed: int = 0
     return sums
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """One training run in one folder: checkpoints, TensorBoard events and the policy.
 
     The folder afterwards holds ``policy/`` (moving average, fp32; load it with
     :meth:`regrasp.policies.small_vla.SmallVLA.load`), ``step-<n>/`` (to resume), ``log.jsonl`` and
     TensorBoard's event files.
+
+    Attributes:
+        config: settings.
+        stores: folders of what it is trained on.
+        model: in training.
+        windows: where batches come from.
+        validation: held-out batches.
+        errors: of the last validation, as :func:`validate` gives them; empty before the first.
     """
 
     def __init__(
@@ -183,11 +166,14 @@ class Trainer:
             config: settings.
             weights: share of each store in a batch.
             init: folder of a saved policy to start from; its statistics are kept.
+
+        Raises:
+            ValueError: the checkpoint is of another network, or was trained on other stores. To
+                go on from it with others, give another folder, and its policy as ``init``.
         """
-        self.folder, self.config = Path(folder), config or BCConfig()
+        self.config = c = config or BCConfig()
         self.stores = [str(s) for s in stores]
-        c = self.config
-        torch.set_num_threads(c.threads)
+        self.errors: dict[str, float] = {}
         torch.manual_seed(c.seed)
         self.generator = torch.Generator().manual_seed(c.seed + 1)
         self.model = load_model(init)[0] if init is not None else VLA(model or VLAConfig())
@@ -210,91 +196,33 @@ class Trainer:
             fit_statistics(self.model, stores, self.windows.instructions)
         if c.freeze_encoder:
             self.model.encoder.requires_grad_(False)
-        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        decayed = [p for _, p in named if p.ndim > 1]
-        plain = [p for _, p in named if p.ndim <= 1]
-        self.parameters = [p for _, p in named]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": c.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=c.lr,
-            betas=(0.9, 0.99),
-            fused=True,
+        super().__init__(
+            folder,
+            self.model,
+            c,
+            about={"stores": self.stores, "init": None if init is None else str(init)},
+            # A store may have grown since: the weights go on with the statistics they know.
+            extra={"noise": self.generator, **dict(self.model.named_buffers())},
         )
-        self.average = {n: p.detach().clone() for n, p in named}
-        self.step, self.seconds = 0, 0.0
-        checkpoint = latest_training(self.folder)
-        if checkpoint is not None:
-            state = load_training(
-                checkpoint, self.model, self.average, self.optimizer, self.generator
-            )
-            if state["stores"] != self.stores:
-                raise ValueError(
-                    f"{checkpoint}: trained on {state['stores']}, now asked for {self.stores}; "
-                    "use another folder with init=.../policy to train on"
-                )
-            self.step, self.seconds = state["step"], state["seconds"]
         self.model.train()
 
-    @property
-    def progress(self) -> float:
-        """Fraction of the run that is done, 0 to 1."""
-        by_time = self.seconds / 60 / self.config.minutes if self.config.minutes > 0 else 0.0
-        by_step = self.step / self.config.steps if self.config.steps > 0 else 0.0
-        return min(1.0, max(by_time, by_step))
-
-    def learning_rate(self) -> float:
-        """Of the next step: linear warm-up, then a cosine to ``final_lr``."""
-        c = self.config
-        cosine = 0.5 * (1 + math.cos(math.pi * self.progress))
-        return (
-            c.lr * min(1.0, (self.step + 1) / c.warmup) * (c.final_lr + (1 - c.final_lr) * cosine)
-        )
-
-    def train_step(self, inputs: Inputs, labels: Labels) -> dict[str, Tensor]:
-        """One optimiser step; returns the losses, detached."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+    def train_step(self, inputs: Inputs, labels: Labels) -> dict[str, float]:
+        """One optimiser step; returns the losses, their sum and the gradient's norm."""
         losses, _ = self.model.losses(inputs, labels, self.config.draws, self.generator)
         total = sum(LOSS_WEIGHTS[name] * value for name, value in losses.items())
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"step {self.step}: gradient norm {norm.item()}")
-        self.optimizer.step()
-        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.average.values()), self.parameters, 1 - decay)
-        self.step += 1
-        return {"total": total.detach(), "norm": norm, **{k: v.detach() for k, v in losses.items()}}
+        norm = self.update(total)
+        return {"total": total.item(), "norm": norm, **{k: v.item() for k, v in losses.items()}}
 
-    def averaged(self) -> VLA:
+    def averaged_model(self) -> VLA:
         """A copy of the network with the averaged weights."""
         model = VLA(self.model.config)
-        model.load_state_dict(self.model.state_dict() | self.average)
+        model.load_state_dict(self.averaged())
         return model
 
     def validate(self) -> dict[str, float]:
         """Errors of the averaged network on held-out windows; see :func:`validate`."""
-        return validate(self.averaged(), self.validation)
-
-    def save(self, **extra: object) -> None:
-        """Write the checkpoint and the policy of this moment."""
-        settings = json.loads(json.dumps(asdict(self.config)))
-        state = {"seconds": self.seconds, "stores": self.stores, "config": settings}
-        save_training(
-            self.folder,
-            self.step,
-            self.model,
-            self.average,
-            self.optimizer,
-            self.generator,
-            state,
-        )
-        meta = {"step": self.step, "windows": self.step * self.config.batch, **state, **extra}
-        save_model(self.folder / "policy", self.averaged(), meta=meta)
+        self.errors = validate(self.averaged_model(), self.validation)
+        return self.errors
 
     def run(self, report: Callable[..., None] = lambda **_: None) -> dict[str, float]:
         """Train to the end; returns the last validation.
@@ -303,59 +231,51 @@ class Trainer:
             report: called every 10 steps with ``step``, ``progress``, ``losses`` (means since the
                 last call), ``samples_per_second``, ``wait_fraction``, ``validation`` (the newest).
         """
-        from torch.utils.tensorboard import SummaryWriter
-
         c = self.config
-        writer = SummaryWriter(str(self.folder))
-        log = JsonLines(self.folder / "log.jsonl")
         batches = self.windows.batches(c.batch, c.seed, c.augmentation, start=self.step)
-        validated = saved = time.perf_counter()
-        validation: dict[str, float] = {}
-        window: list[dict[str, Tensor]] = []
-        waited_in_window, window_began = 0.0, time.perf_counter()
+
+        def step() -> dict[str, float]:
+            inputs, labels, waited = next(batches)
+            return {**self.train_step(inputs, labels), "wait_seconds": waited}
+
+        def validated() -> dict[str, float]:
+            return {f"validation/{name}": value for name, value in self.validate().items()}
+
+        def told(
+            *,
+            step: int,
+            progress: float,
+            steps_per_second: float,
+            wait_seconds: float,
+            lr: float,
+            **losses: float,
+        ) -> None:
+            report(
+                step=step,
+                progress=progress,
+                losses=losses,
+                samples_per_second=steps_per_second * c.batch,
+                wait_fraction=wait_seconds * steps_per_second,
+                validation=self.errors,
+            )
+
         try:
-            while self.progress < 1:
-                began = time.perf_counter()
-                inputs, labels, waited = next(batches)
-                window.append(self.train_step(inputs, labels))
-                waited_in_window += waited
-                now = time.perf_counter()
-                if now - validated > c.validate_seconds:
-                    validation = self.validate()
-                    validated = time.perf_counter()
-                    self._log(writer, log, "validation", validation)
-                if now - saved > c.checkpoint_seconds:
-                    self.save(validation=validation)
-                    saved = time.perf_counter()
-                if self.step % 10 == 0:
-                    took = time.perf_counter() - window_began
-                    losses = {k: sum(w[k].item() for w in window) / len(window) for k in window[0]}
-                    speed = len(window) * c.batch / took
-                    extra = {"samples_per_second": speed, "wait_fraction": waited_in_window / took}
-                    self._log(writer, log, "train", {**losses, **extra, "lr": self.learning_rate()})
-                    report(
-                        step=self.step,
-                        progress=self.progress,
-                        losses=losses,
-                        validation=validation,
-                        **extra,
-                    )
-                    window, waited_in_window, window_began = [], 0.0, time.perf_counter()
-                self.seconds += time.perf_counter() - began
-            validation = self.validate()
-            self._log(writer, log, "validation", validation)
-            self.save(validation=validation)
+            self.loop(step, told, timers={c.validate_seconds: validated}, saved=self._export)
         finally:
             batches.close()
-            writer.close()
-        return validation
+        return self.errors
 
-    def _log(self, writer: Any, log: JsonLines, kind: str, values: dict[str, float]) -> None:
-        """To TensorBoard and, one line of JSON, to ``log.jsonl``."""
-        for name, value in values.items():
-            writer.add_scalar(f"{kind}/{name}", value, self.step)
-        line = {"kind": kind, "step": self.step, "seconds": round(self.seconds, 1)}
-        log.append(line | {k: float(f"{v:.5g}") for k, v in values.items()})
+    def _export(self) -> None:
+        """Write the policy of this moment."""
+        meta = {
+            "step": self.step,
+            "windows": self.step * self.config.batch,
+            "seconds": self.seconds,
+            "stores": self.stores,
+            "config": json.loads(json.dumps(asdict(self.config))),
+            "validation": self.errors,
+        }
+        save_model(self.folder / "policy", self.averaged_model(), meta=meta)
 
 
 __all__ = ["BCConfig", "Trainer", "fit_statistics", "validate"]

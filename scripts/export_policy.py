@@ -43,8 +43,8 @@ def main(args: Args) -> None:
     policy.save(args.out, half=True)
     shipped = SmallVLA.load(args.out)
     lines = JsonLines(args.run / "log.jsonl").read()
-    kept = [line for line in lines if line["kind"] == "validation"]
-    train = [line for line in lines if line["kind"] == "train"]
+    kept = [line for line in lines if "validation/flow" in line]
+    train = [line for line in lines if "flow" in line]
     kept += train[:: max(1, len(train) // (_LOG_LINES - len(kept)))]
     kept.sort(key=lambda line: line["step"])
     (args.out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))

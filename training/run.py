@@ -28,7 +28,7 @@ _PREFIX = "step-"
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is, and how its optimiser is driven.
+    """How long a run is, and how its optimiser is driven; trainers' settings are made from it.
 
     Attributes:
         minutes: end after this many minutes of training; 0 means by ``steps`` alone. The learning
@@ -58,13 +58,20 @@ class Schedule:
     threads: int = 2
 
     def __post_init__(self) -> None:
+        kind = type(self).__name__
         if self.minutes <= 0 and self.steps <= 0:
-            raise ValueError("Schedule: minutes and steps are both 0; give one of them")
-        for name in ("warmup", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Schedule.{name}: {getattr(self, name)} must be at least 1")
+            raise ValueError(f"{kind}: minutes and steps are both 0; give one of them")
+        self._at_least_1("warmup", "threads")
         if not 0.0 <= self.ema < 1.0:
-            raise ValueError(f"Schedule.ema: {self.ema}; at least 0 and below 1")
+            raise ValueError(f"{kind}.ema: {self.ema}; at least 0 and below 1")
+
+    def _at_least_1(self, *names: str) -> None:
+        """ValueError naming the first of these fields that is less."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{type(self).__name__}.{name}: {getattr(self, name)} must be at least 1"
+                )
 
 
 class TrainingRun:
@@ -87,7 +94,7 @@ class TrainingRun:
         schedule: Schedule,
         *,
         about: Mapping[str, Any] | None = None,
-        extra: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor | torch.Generator] | None = None,
     ) -> None:
         """Prepare, or resume where the folder holds a checkpoint.
 
@@ -97,7 +104,7 @@ class TrainingRun:
                 checkpoint, its buffers are left out.
             schedule: settings.
             about: what must be the same for a run to be continued (data, seed, sizes), as JSON.
-            extra: further tensors that a checkpoint keeps, restored in place: a generator's state.
+            extra: further tensors and generators that a checkpoint keeps, restored in place.
 
         Raises:
             ValueError: the checkpoint is of another network, or of a run with another ``about``.
@@ -114,6 +121,7 @@ class TrainingRun:
             lr=schedule.lr,
             betas=schedule.betas,
             weight_decay=schedule.weight_decay,
+            fused=True,
         )
         self.average = {}
         if schedule.ema:
@@ -167,7 +175,7 @@ class TrainingRun:
         report: Callable[..., None] = lambda **_: None,
         *,
         every: int = 10,
-        timers: Mapping[float, Callable[[], None]] | None = None,
+        timers: Mapping[float, Callable[[], Mapping[str, float] | None]] | None = None,
         saved: Callable[[], None] = lambda: None,
     ) -> None:
         """Take steps to the end, or until ``train_step`` raises StopIteration.
@@ -176,16 +184,26 @@ class TrainingRun:
             train_step: one step, with one call of :meth:`update`; returns what is to be logged.
             report: called every ``every`` steps with ``step``, ``progress``, ``steps_per_second``
                 and the means of what ``train_step`` returned since the last call.
-            every: steps between lines of the log.
-            timers: seconds -> what is done whenever as many have passed (validation).
+            every: steps between lines of the log; the run's last step has one too.
+            timers: seconds -> what is done whenever as many have passed and after the last step
+                (validation); what it returns is logged.
             saved: called after every checkpoint, the last one included (to export the model).
         """
         from torch.utils.tensorboard import SummaryWriter
 
         writer, log = SummaryWriter(str(self.folder)), JsonLines(self.folder / "log.jsonl")
         told = kept = time.perf_counter()
-        due = {seconds: told + seconds for seconds in timers or {}}
+        timers = timers or {}
+        due = {seconds: told + seconds for seconds in timers}
+        acted = dict.fromkeys(timers, -1)
         rows: list[dict[str, float]] = []
+
+        def act(seconds: float) -> None:
+            values = timers[seconds]()
+            if values:
+                self.write(writer, log, values)
+            due[seconds], acted[seconds] = time.perf_counter() + seconds, self.step
+
         try:
             while self.progress < 1:
                 began = time.perf_counter()
@@ -195,12 +213,10 @@ class TrainingRun:
                     break
                 now = time.perf_counter()
                 self.seconds += now - began
-                if self.step % every == 0:
-                    row = {k: sum(r[k] for r in rows) / len(rows) for k in rows[0]}
-                    row |= {
-                        "lr": self.learning_rate(),
-                        "steps_per_second": len(rows) / (now - told),
-                    }
+                if self.step % every == 0 or self.progress >= 1:
+                    row = _means(rows)
+                    row["lr"] = self.learning_rate()
+                    row["steps_per_second"] = len(rows) / (now - told)
                     self.write(writer, log, row)
                     report(step=self.step, progress=self.progress, **row)
                     rows, told = [], time.perf_counter()
@@ -208,10 +224,12 @@ class TrainingRun:
                     self.save()
                     saved()
                     kept = time.perf_counter()
-                for seconds, act in (timers or {}).items():
+                for seconds in timers:
                     if now > due[seconds]:
-                        act()
-                        due[seconds] = time.perf_counter() + seconds
+                        act(seconds)
+            for seconds in timers:
+                if acted[seconds] != self.step:
+                    act(seconds)
         finally:
             writer.close()
         self.save()
@@ -228,7 +246,9 @@ class TrainingRun:
         """Write a checkpoint and remove the older ones; returns its folder."""
         tensors = {f"model.{name}": p for name, p in self.named.items()}
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
-        tensors |= {f"extra.{name}": value for name, value in self._extra.items()}
+        for name, value in self._extra.items():
+            state = value.get_state() if isinstance(value, torch.Generator) else value
+            tensors[f"extra.{name}"] = state
         for name, parameter in self.named.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -237,8 +257,8 @@ class TrainingRun:
         part.mkdir(parents=True)
         plain = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
         save_file(plain, part / "tensors.safetensors")
-        state = {"step": self.step, "seconds": self.seconds, "about": self._about}
-        (part / "state.json").write_text(json.dumps(state, indent=2))
+        facts = {"step": self.step, "seconds": self.seconds, "about": self._about}
+        (part / "state.json").write_text(json.dumps(facts, indent=2))
         done = self.folder / f"{_PREFIX}{self.step}"
         shutil.rmtree(done, ignore_errors=True)
         part.rename(done)
@@ -253,8 +273,8 @@ class TrainingRun:
 
     def _restore(self, checkpoint: Path) -> None:
         """Take up everything :meth:`save` wrote."""
-        state = json.loads((checkpoint / "state.json").read_text())
-        begun = state["about"]
+        facts = json.loads((checkpoint / "state.json").read_text())
+        begun = facts["about"]
         other = [k for k in {**begun, **self._about} if begun.get(k) != self._about.get(k)]
         if other:
             was, now = ({k: about.get(k) for k in other} for about in (begun, self._about))
@@ -270,14 +290,28 @@ class TrainingRun:
                 for name, value in values.items():
                     value.copy_(tensors[f"{kind}.{name}"])
             for name, value in self._extra.items():
-                value.copy_(tensors[f"extra.{name}"])
+                state = tensors[f"extra.{name}"]
+                if isinstance(value, torch.Generator):
+                    value.set_state(state)
+                else:
+                    value.copy_(state)
         for key, value in tensors.items():
             if key.startswith("optimizer."):
                 _, kind, name = key.split(".", 2)
                 parameter = self.named[name]
-                moved = value.to(parameter.device) if value.ndim else value
-                self._optimizer.state[parameter][kind] = moved
-        self.step, self.seconds = state["step"], state["seconds"]
+                if kind != "step":  # in the parameter's own memory layout, as fused AdamW needs it
+                    value = torch.empty_like(parameter).copy_(value)
+                self._optimizer.state[parameter][kind] = value.to(parameter.device)
+        self.step, self.seconds = facts["step"], facts["seconds"]
+
+
+def _means(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each value by name, over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def latest(folder: str | Path) -> Path | None:

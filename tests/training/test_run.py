@@ -105,6 +105,61 @@ def test_another_run_is_refused(tmp_path):
         TrainingRun(tmp_path, Line(4), schedule, about={"data": "a", "batch": 4})
 
 
+def test_a_generator_goes_on_where_it_was(tmp_path):
+    def started(seed: int) -> tuple[TrainingRun, torch.Generator]:
+        noise = torch.Generator().manual_seed(seed)
+        return TrainingRun(tmp_path, Line(), Schedule(steps=3), extra={"noise": noise}), noise
+
+    run, noise = started(1)
+    torch.rand(5, generator=noise)
+    run.save()
+    following = torch.rand(5, generator=noise)
+    _, again = started(2)
+    assert torch.equal(torch.rand(5, generator=again), following)
+
+
+def test_moments_keep_the_layout_of_their_kernel(tmp_path):
+    """The fused optimiser reads memory as it lies."""
+
+    def started(steps: int) -> TrainingRun:
+        torch.manual_seed(0)
+        network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        return TrainingRun(tmp_path / "run", network, Schedule(steps=steps, warmup=1))
+
+    def train(run: TrainingRun) -> None:
+        x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(run.step))
+        run.update(run.network(x).square().mean())
+
+    whole, cut = started(6), started(6)
+    for run in (whole, whole, whole, cut):
+        train(run)
+    cut.save()
+    resumed = started(6)
+    train(resumed)
+    train(resumed)
+    assert torch.equal(resumed.network.weight, whole.network.weight)
+
+
+def test_a_timer_acts_at_the_end_and_is_logged(tmp_path):
+    run = TrainingRun(tmp_path, Line(), Schedule(steps=12, warmup=1))
+    run.loop(steps_of(run), timers={1e9: lambda: {"held_out": 0.5}})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 12, 12]
+    assert lines[-1]["held_out"] == 0.5
+
+
+def test_values_that_only_some_steps_have_are_averaged_over_those(tmp_path):
+    run = TrainingRun(tmp_path, Line(), Schedule(steps=4, warmup=1))
+    step, told = steps_of(run), []
+
+    def sometimes() -> dict[str, float]:
+        row = step()
+        return {**row, "rare": float(run.step)} if run.step % 2 == 0 else row
+
+    run.loop(sometimes, lambda **row: told.append(row))
+    assert told[0]["rare"] == 3.0
+
+
 def test_timers_and_exports_run(tmp_path):
     run = TrainingRun(tmp_path, Line(), Schedule(steps=20, warmup=1, checkpoint_seconds=0.0))
     calls = {"timer": 0, "saved": 0}
