@@ -2,17 +2,14 @@
 
 Clips of consecutive frames are drawn from rollouts, each frame is encoded once, and every frame
 that has its history gives one target. The loss is the cross-entropy of the value against the soft
-target and of the success output against the predicate. AdamW, warm-up, cosine schedule over steps
-or minutes, a moving average of the weights (which is what is saved), TensorBoard, resume.
+target and of the success output against the predicate. What is saved is the moving average of the
+weights; :mod:`regrasp.training.run` keeps it, with the schedule, the checkpoints and the log.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,67 +17,42 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
 from regrasp.relabel.reward import RewardConfig, RewardModel, shrink
 from regrasp.relabel.rollouts import Rollout, Split, read_rollouts
-from safetensors.torch import load_file, save_file
+from regrasp.training.run import Schedule, TrainingRun
 from torch import Tensor
-
-_PREFIX = "step-"
 
 
 @dataclass(frozen=True)
-class RewardTraining:
-    """Settings of a training run.
+class RewardTraining(Schedule):
+    """Settings of a training run, beside those of its schedule.
 
     Attributes:
-        minutes: end after this many minutes of training; 0 means by ``steps`` alone. The schedule
-            follows whichever is nearer its end.
-        steps: end after this many optimiser steps; 0 means by ``minutes`` alone.
         clips: clips a step.
         targets: values of a clip, ``gap`` frames apart.
-        lr: peak learning rate.
-        final_lr: where the cosine ends, as a fraction of ``lr``.
-        warmup: steps of linear warm-up.
-        weight_decay: AdamW's, on matrices and kernels only.
-        clip: largest norm of the gradient.
-        ema: decay of the moving average (lower in the first steps).
         value_weight: of the value's loss; 0 trains a success classifier alone, as a baseline.
         success_weight: of the success output's loss.
         shift: pixels by which pictures are moved at most.
         jitter: of gain and offset of the colours.
         hold_out: every n-th task of a suite and every n-th initial state is held out.
-        checkpoint_seconds: seconds between checkpoints.
-        threads: processor threads of torch.
         seed: of initialisation, data order and augmentation.
     """
 
     minutes: float = 60.0
-    steps: int = 0
     clips: int = 16
     targets: int = 8
-    lr: float = 1e-3
-    final_lr: float = 0.02
-    warmup: int = 100
-    weight_decay: float = 0.05
-    clip: float = 1.0
     ema: float = 0.998
     value_weight: float = 1.0
     success_weight: float = 0.3
     shift: int = 3
     jitter: float = 0.15
     hold_out: int = 5
-    checkpoint_seconds: float = 120.0
-    threads: int = 2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.minutes <= 0 and self.steps <= 0:
-            raise ValueError("RewardTraining: minutes and steps are both 0; give one of them")
-        for name in ("clips", "targets", "warmup", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"RewardTraining.{name}: {getattr(self, name)} must be >= 1")
+        super().__post_init__()
+        self._at_least_1("clips", "targets")
 
 
 class FrameCache:
@@ -242,19 +214,17 @@ def loss(model: RewardModel, batch: Batch) -> dict[str, Tensor]:
     }
 
 
-class RewardTrainer:
+class RewardTrainer(TrainingRun):
     """One training run in one folder: checkpoints, TensorBoard events and the model.
 
     The folder afterwards holds ``model/`` (moving average; for :meth:`RewardModel.load`, its meta
     has the split), ``step-<n>/`` (to resume), ``log.jsonl`` and TensorBoard's event files.
 
     Attributes:
+        training: settings.
         split: what is held out.
         clips: where batches come from.
         model: in training.
-        average: moving average of its weights, by name.
-        step: optimiser steps done.
-        seconds: spent training.
     """
 
     def __init__(
@@ -268,166 +238,53 @@ class RewardTrainer:
         """Prepare, or resume where the folder holds a checkpoint.
 
         Raises:
-            ValueError: if the checkpoint is of a network of other sizes.
+            ValueError: the checkpoint is of a network of other sizes, or was trained with another
+                split, so that what is held out now may have been seen.
         """
-        self.folder, self.training = Path(folder), training or RewardTraining()
-        c = self.training
-        torch.set_num_threads(c.threads)
+        self.training = c = training or RewardTraining()
         torch.manual_seed(c.seed)
         self.model = RewardModel(model)
         opened = EpisodeStore.open(store)
         rollouts = read_rollouts(opened)
         self.split = Split.make([rollout.header for rollout in rollouts], c.hold_out)
-        cache = FrameCache(opened, self.model.config, self.folder / "cache")
+        cache = FrameCache(opened, self.model.config, Path(folder) / "cache")
         seen = [r for r in rollouts if self.split.of(r.header) == "train"]
         self.clips = Clips(seen, cache, c)
-        named = dict(self.model.named_parameters())
-        self.parameters = list(named.values())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in self.parameters if p.ndim > 1]},
-                {"params": [p for p in self.parameters if p.ndim <= 1], "weight_decay": 0.0},
-            ],
-            lr=c.lr,
-            betas=(0.9, 0.99),
-            weight_decay=c.weight_decay,
-        )
-        self.average = {name: p.detach().clone() for name, p in named.items()}
-        self.step, self.seconds = 0, 0.0
-        checkpoint = _latest(self.folder)
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        super().__init__(folder, self.model, c, about={"split": asdict(self.split)})
         self.model.train()
-
-    @property
-    def progress(self) -> float:
-        """Fraction of the run that is done, 0 to 1."""
-        c = self.training
-        by_time = self.seconds / 60 / c.minutes if c.minutes > 0 else 0.0
-        by_step = self.step / c.steps if c.steps > 0 else 0.0
-        return min(1.0, max(by_time, by_step))
-
-    def learning_rate(self) -> float:
-        """Of the next step: linear warm-up, then a cosine to ``final_lr``."""
-        c = self.training
-        cosine = 0.5 * (1 + math.cos(math.pi * self.progress))
-        warm = min(1.0, (self.step + 1) / c.warmup)
-        return c.lr * warm * (c.final_lr + (1 - c.final_lr) * cosine)
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One optimiser step; returns both losses and the norm of the gradient."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        losses = loss(self.model, batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        c = self.training
-        (c.value_weight * losses["value"] + c.success_weight * losses["success"]).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, c.clip)
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"step {self.step}: gradient norm {norm.item()}")
-        self.optimizer.step()
-        decay = min(c.ema, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.average.values()), self.parameters, 1 - decay)
-        self.step += 1
-        return {**{k: v.item() for k, v in losses.items()}, "norm": norm.item()}
+        losses, c = loss(self.model, batch), self.training
+        total = c.value_weight * losses["value"] + c.success_weight * losses["success"]
+        norm = self.update(total)
+        return {**{k: v.item() for k, v in losses.items()}, "norm": norm}
 
     def run(self, report: Callable[..., None] = lambda **_: None) -> RewardModel:
         """Train to the end; returns the averaged model, which is also in ``model/``.
 
         Args:
             report: called every 10 steps with ``step``, ``progress``, ``frames_per_second`` and the
-                mean losses ``value`` and ``success`` since the last call.
+                means since the last call of ``value``, ``success`` (losses) and ``norm``.
         """
-        from torch.utils.tensorboard import SummaryWriter
+        t = self.training
+        frames = t.clips * (t.targets + self.model.config.history - 1)
 
-        c = self.training
-        writer, log = SummaryWriter(str(self.folder)), JsonLines(self.folder / "log.jsonl")
-        saved = told = time.perf_counter()
-        losses: list[dict[str, float]] = []
-        try:
-            while self.progress < 1:
-                began = time.perf_counter()
-                batch = self.clips.batch(self.step)
-                losses.append(self.train_step(batch))
-                now = time.perf_counter()
-                self.seconds += now - began
-                if self.step % 10 == 0:
-                    row = {k: float(np.mean([x[k] for x in losses])) for k in losses[0]}
-                    count = len(losses) * math.prod(batch.frames.shape[:2])
-                    row["frames_per_second"] = count / (now - told)
-                    for name, value in row.items():
-                        writer.add_scalar(name, value, self.step)
-                    log.append({"step": self.step, "lr": self.learning_rate(), **row})
-                    report(step=self.step, progress=self.progress, **row)
-                    losses, told = [], time.perf_counter()
-                if now - saved > c.checkpoint_seconds:
-                    self.save()
-                    saved = time.perf_counter()
-        finally:
-            writer.close()
-        self.save()
-        return self.averaged()
+        def told(*, steps_per_second: float, lr: float, **row: float) -> None:
+            report(frames_per_second=steps_per_second * frames, **row)
 
-    def averaged(self) -> RewardModel:
+        self.loop(lambda: self.train_step(self.clips.batch(self.step)), told, saved=self._export)
+        return self.averaged_model()
+
+    def averaged_model(self) -> RewardModel:
         """A copy of the network with the averaged weights."""
         model = RewardModel(self.model.config)
-        model.load_state_dict(self.average)
+        model.load_state_dict(self.averaged())
         return model.eval()
 
-    def save(self) -> Path:
-        """Write ``model/`` and a checkpoint, remove older ones; returns the checkpoint's folder."""
-        settings = asdict(self.training)
-        self.averaged().save(
+    def _export(self) -> None:
+        """Write the model of this moment."""
+        self.averaged_model().save(
             self.folder / "model",
-            {"split": asdict(self.split), "step": self.step, "training": settings},
+            {"split": asdict(self.split), "step": self.step, "training": asdict(self.training)},
         )
-        tensors = {f"average.{k}": v for k, v in self.average.items()}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"model.{name}"] = parameter
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{key}.{name}"] = value
-        # Written under another name and renamed when complete: a kill leaves a whole one.
-        part = self.folder / f".part-{_PREFIX}{self.step}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        plain = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
-        save_file(plain, part / "tensors.safetensors")
-        state = {"step": self.step, "seconds": self.seconds, "split": asdict(self.split)}
-        (part / "state.json").write_text(json.dumps(state, indent=2))
-        done = self.folder / f"{_PREFIX}{self.step}"
-        shutil.rmtree(done, ignore_errors=True)
-        part.rename(done)
-        for old in self.folder.iterdir():
-            if old != done and old.name.removeprefix(".part-").startswith(_PREFIX):
-                shutil.rmtree(old)
-        return done
-
-    def _restore(self, checkpoint: Path) -> None:
-        """Take up everything :meth:`save` wrote."""
-        state = json.loads((checkpoint / "state.json").read_text())
-        split = Split(**{k: tuple(v) for k, v in state["split"].items()})
-        if split != self.split:
-            raise ValueError(
-                f"{checkpoint}: trained with another split, so that what is held out now may have "
-                "been seen; train in an unused folder"
-            )
-        tensors = load_file(checkpoint / "tensors.safetensors")
-        named = dict(self.model.named_parameters())
-        shapes = {k: v.shape for k, v in tensors.items() if k.startswith("model.")}
-        if shapes != {f"model.{k}": p.shape for k, p in named.items()}:
-            raise ValueError(f"{checkpoint}: of a network of other sizes")
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(tensors[f"model.{name}"])
-                self.average[name].copy_(tensors[f"average.{name}"])
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, kind, name = key.split(".", 2)
-                self.optimizer.state[named[name]][kind] = value
-        self.step, self.seconds = state["step"], state["seconds"]
-
-
-def _latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if (path / "state.json").exists()]
-    return max(found, key=lambda path: int(path.name.removeprefix(_PREFIX)), default=None)

@@ -137,9 +137,9 @@ def test_a_stopped_run_goes_on_as_if_unbroken(store, tmp_path):
 
 def test_another_split_or_size_is_refused(store, tmp_path):
     RewardTrainer(tmp_path, store.path, model=TINY, training=BRIEF).save()
-    with pytest.raises(ValueError, match="another split"):
+    with pytest.raises(ValueError, match=r"begun with \{'split'"):
         RewardTrainer(tmp_path, store.path, model=TINY, training=replace(BRIEF, hold_out=1))
-    with pytest.raises(ValueError, match="other sizes"):
+    with pytest.raises(ValueError, match="of another network"):
         RewardTrainer(tmp_path, store.path, model=replace(TINY, features=16), training=BRIEF)
 
 
