@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from regrasp.relabel.world_model import WorldModel, WorldModelConfig
 from regrasp.relabel.world_model_data import ARMS, Rollouts, Split, choose, split_tasks
 from regrasp.relabel.world_model_training import WorldTrainer, WorldTraining
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,21 @@ def main(args: Args) -> None:
             f"tasks, {rollouts.frames:,} frames"
         )
         trainer = WorldTrainer(args.out / arm, lambda: WorldModel(model), rollouts, args.training)
-
-        def show(steps: Iterable[int], arm: str = arm) -> Iterable[int]:
-            return track(steps, arm, console=console)
-
-        trainer.run(show)
+        train(console, arm, trainer)
         record(args, split, arm, rollouts, trainer.seconds)
+
+
+def train(console: Console, arm: str, trainer: WorldTrainer) -> None:
+    """Run one arm's training to its end."""
+    columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as bars:
+        bar = bars.add_task(arm, total=1.0)
+
+        def report(*, progress: float, step: int, steps_per_second: float, **_: float) -> None:
+            text = f"{arm}  step {step}  {steps_per_second:.1f} steps/s"
+            bars.update(bar, completed=progress, description=text)
+
+        trainer.run(report)
 
 
 def sizes(store: EpisodeStore, args: Args) -> WorldModelConfig:

@@ -123,6 +123,11 @@ def test_a_resumed_run_is_an_unbroken_one(rollouts, tmp_path):
         WorldTrainer(tmp_path / "cut", lambda: WorldModel(TINY), rollouts, replace(config, batch=4))
 
 
+def test_training_for_a_time_is_refused():
+    with pytest.raises(ValueError, match="same number of steps"):
+        replace(SHORT, minutes=5.0)
+
+
 def outcomes(score):
     success = np.array([True, True, False, False, True, False])
     return Outcomes(np.array(score), success, ["a", "a", "a", "a", "b", "b"])
