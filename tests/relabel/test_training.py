@@ -135,7 +135,7 @@ def test_lora_trains_only_adapters(model, tmp_path):
     assert all("lora_" in name for name in trainer.named)
     assert (
         0
-        < sum(p.numel() for p in trainer.parameters)
+        < sum(p.numel() for p in trainer.named.values())
         < sum(p.numel() for p in untouched.values()) / 4
     )
     data = examples(model)
@@ -165,11 +165,19 @@ def test_lora_trains_only_adapters(model, tmp_path):
     assert loaded.diagnose(episodes[:2]) == merged.diagnose(episodes[:2])
 
 
+def test_the_average_is_what_is_saved(model, tmp_path):
+    trainer = Trainer(tmp_path, model, replace(QUICK, ema=0.99))
+    trainer.run(shuffled(examples(model), 0))
+    saved = DiagnosisModel.load(tmp_path / "model").model.state_dict()
+    for name, value in trainer.average.items():
+        torch.testing.assert_close(saved[name], value, rtol=0, atol=0)
+
+
 def test_another_model_does_not_resume(model, tmp_path):
     Trainer(tmp_path, model, QUICK).save()
-    with pytest.raises(ValueError, match="another model or other adapters"):
+    with pytest.raises(ValueError, match=r"of another network.*lora_"):
         Trainer(tmp_path, small_model(), replace(QUICK, lora_rank=2))
-    with pytest.raises(ValueError, match="batch was 4, now 8"):
+    with pytest.raises(ValueError, match=r"\{'batch': 4\}, now \{'batch': 8\}"):
         Trainer(tmp_path, small_model(), replace(QUICK, batch=8))
 
 
@@ -205,7 +213,7 @@ def test_bfloat16_changes_the_loss_little_and_leaves_weights_alone(model, tmp_pa
     trainer = Trainer(tmp_path / "b", model, replace(QUICK, bf16=True))
     assert trainer.loss(some).item() == pytest.approx(exact, rel=0.02)
     trainer.train_step(some)
-    assert {p.dtype for p in trainer.parameters} == {torch.float32}
+    assert {p.dtype for p in trainer.named.values()} == {torch.float32}
 
 
 def test_settings_that_never_end_are_refused():
@@ -218,7 +226,7 @@ def test_settings_that_never_end_are_refused():
 def test_a_nan_stops_training(model, tmp_path):
     trainer = Trainer(tmp_path, model, QUICK)
     with torch.no_grad():
-        trainer.parameters[0].fill_(float("nan"))
+        next(iter(trainer.named.values())).fill_(float("nan"))
     question = examples(model)[0].question
     with pytest.raises(FloatingPointError, match="step 0"):
         trainer.train_step([Example(question, "failed: no")])
