@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from regrasp.relabel.diagnose.dataset import Clip, balanced, clips_of
+from regrasp.relabel.diagnose.dense import dense_of
+from regrasp.relabel.diagnose.encoder import Encoded, EncoderConfig, train_encoder
 from regrasp.relabel.diagnose.frames import FrameChoice
 from regrasp.relabel.diagnose.labels import CLASSES
+from regrasp.relabel.diagnose.language import LanguageConfig, Lessons, Prompts, train_language
 from regrasp.relabel.diagnose.model import DiagnosisModel
 from regrasp.relabel.diagnose.pictures import Pictures
 from regrasp.relabel.diagnose.tiny import TinySize, build
@@ -29,16 +32,21 @@ LARGEST = 10_000_000
 class Args:
     """Train a diagnosis model; started again with the same arguments, it continues.
 
+    A new small model is trained in two stages, its encoder and then its language model; somebody's
+    is fine-tuned as a whole.
+
     Attributes:
         stores: made by ``regrasp failures generate``.
-        out: folder of the run: pictures, checkpoints, TensorBoard events, the model in full
-            (``model/``) and in half precision (``fp16/``).
-        text_only: the baseline that sees nothing: blank pictures, at two moments.
-        init: start from this Hugging Face image-text-to-text model in place of a new small one.
-        device: where it is trained.
+        out: folder of the run: pictures, checkpoints, TensorBoard events, and the model in half
+            precision (``fp16/``).
+        text_only: the baseline that sees nothing, trained in the second stage alone.
+        init: fine-tune this Hugging Face image-text-to-text model in place of a new small one.
+        device: where ``init`` is trained.
         choice: what is shown.
         size: of a new network.
-        training: settings of the training.
+        encoder: settings of the first stage.
+        language: settings of the second.
+        training: settings of fine-tuning ``init``.
     """
 
     stores: tuple[Path, ...] = (Path("data/failures"),)
@@ -46,73 +54,112 @@ class Args:
     text_only: bool = False
     init: Path | None = None
     device: str = "cpu"
-    choice: FrameChoice = field(default_factory=FrameChoice)
-    size: TinySize = field(default_factory=lambda: TinySize(patch=24, shuffle=2))
+    choice: FrameChoice = field(default_factory=lambda: FrameChoice(24, count_by="moment"))
+    size: TinySize = field(default_factory=TinySize)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    language: LanguageConfig = field(default_factory=LanguageConfig)
     training: TuneConfig = field(default_factory=lambda: TuneConfig(minutes=40.0, focus=8.0))
 
 
 def main(args: Args) -> None:
-    """Cut the pictures once, train with a progress bar, write the model; prints a summary."""
+    """Cut the pictures once, train with progress bars, write the model; prints a summary."""
     console = Console()
     clips = [clip for clip in clips_of(args.stores) if clip.split == "train"]
-    rows = balanced(clips)
-    choice = replace(args.choice, blank=True, frames=2) if args.text_only else args.choice
+    choice = replace(args.choice, blank=True) if args.text_only else args.choice
+    if args.init is not None:
+        choice = replace(choice, count_by="step")
     _check_same(args.out, clips, choice)
     with _bar(console, "pictures", len(clips)) as report:
         pictures = Pictures(args.out / "pictures.npy", clips, choice, report)
-    model = _model(args, pictures)
-    trainer = Trainer(args.out, model, args.training)
-    count = sum(p.numel() for p in model.model.parameters())
     roles = ", ".join(f"{n} {role}" for role, n in Counter(clip.role for clip in clips).items())
-    console.print(
-        f"{len(clips)} clips ({roles}), {len(rows)} an epoch, {count / 1e6:.2f} M parameters; "
-        f"from step {trainer.step}"
-    )
-    with _bar(console, "training", 1000) as report:
-
-        def told(*, step: int, progress: float, **values: float) -> None:
-            text = f"step {step}  loss {values['loss']:.3f}  "
-            text += f"{values['examples_per_second']:.1f} examples/s"
-            report(round(1000 * progress), 1000, text)
-
-        examples = pictures.examples(rows, args.training.seed, trainer.seen)
-        model = trainer.run(examples, told)
+    console.print(f"{len(clips)} clips: {roles}")
+    if args.init is not None:
+        model = fine_tuned(args, args.init, pictures, console)
+    else:
+        model = build(
+            training_texts(pictures), tuple(CLASSES), choice=choice, size=args.size, seed=0
+        )
+        teach(args, model, pictures, console)
     size = save_half(model, args.out / "fp16")
     if args.init is None and size > LARGEST:
         console.print(f"[red]more than the {LARGEST / 1e6:.0f} MB that may ship")
+    parameters = sum(p.numel() for p in model.model.parameters())
     console.print_json(
         json.dumps(
             {
                 "model": str(args.out / "fp16"),
                 "megabytes": round(size / 1e6, 2),
-                "steps": trainer.step,
-                "epochs": round(trainer.seen / len(rows), 1),
-                "minutes": round(trainer.seconds / 60, 1),
+                "million_parameters": round(parameters / 1e6, 2),
             }
         )
     )
+
+
+def teach(args: Args, model: DiagnosisModel, pictures: Pictures, console: Console) -> None:
+    """Both stages of the small model, in place; the first only where it is shown something."""
+    dense = dense_of(pictures.clips, pictures.choice.frames)
+    features = None
+    if not pictures.choice.blank:
+        with _bar(console, "encoder", 1000) as report:
+            settings = args.encoder
+            train_encoder(
+                args.out / "encoder", model, pictures, dense, settings, _told(report, "measures")
+            )
+        with _bar(console, "encoding", len(pictures)) as report:
+            file = args.out / "encoder" / "features.npy"
+            features = Encoded(file, model, pictures, report=report).features
+    lessons = Lessons(Prompts(model), pictures, features, dense)
+    learned, check = _apart(pictures.clips)
+    rows = [learned[i] for i in balanced([pictures.clips[i] for i in learned])]
+
+    def checked(found: dict[str, float]) -> None:
+        said = "  ".join(f"{name} {value:.3g}" for name, value in found.items())
+        console.print(f"{len(check)} clips kept apart: {said}")
+
+    with _bar(console, "language", 1000) as report:
+        train_language(
+            args.out / "language",
+            model,
+            lessons,
+            rows,
+            args.language,
+            _told(report, "answer"),
+            check=check,
+            checked=checked,
+        )
+
+
+def fine_tuned(args: Args, init: Path, pictures: Pictures, console: Console) -> DiagnosisModel:
+    """Somebody's model, trained to answer."""
+    types = tuple(CLASSES)
+    model = DiagnosisModel.load(init, types=types, choice=pictures.choice, device=args.device)
+    trainer = Trainer(args.out, model, args.training)
+    rows = balanced(pictures.clips)
+    with _bar(console, "training", 1000) as report:
+        examples = pictures.examples(rows, args.training.seed, trainer.seen)
+        return trainer.run(examples, _told(report, "loss"))
+
+
+def _apart(clips: Sequence[Clip]) -> tuple[list[int], list[int]]:
+    """Indices of clips to learn from, and of those of a twentieth of the contexts, to look at."""
+    digests = [hashlib.sha256(clip.context.encode()).digest()[0] for clip in clips]
+    check = [i for i, digest in enumerate(digests) if digest % 20 == 0]
+    return [i for i, digest in enumerate(digests) if digest % 20], check
+
+
+def _told(report: Callable[..., None], name: str) -> Callable[..., None]:
+    """A trainer's report on a bar of 1000."""
+
+    def told(*, step: int, progress: float, **values: float) -> None:
+        report(round(1000 * progress), 1000, f"step {step}  {name} {values[name]:.3f}")
+
+    return told
 
 
 def save_half(model: DiagnosisModel, folder: Path) -> int:
     """Write a model in half precision; returns the bytes of its folder."""
     model.save(folder, dtype=torch.float16)
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _model(args: Args, pictures: Pictures) -> DiagnosisModel:
-    """What is trained: a new small model, or somebody's."""
-    types, choice = tuple(CLASSES), pictures.choice
-    if args.init is not None:
-        return DiagnosisModel.load(args.init, types=types, choice=choice, device=args.device)
-    model = build(
-        training_texts(pictures),
-        types,
-        choice=choice,
-        size=args.size,
-        seed=args.training.seed,
-    )
-    model.model.to(args.device)
-    return model
 
 
 def training_texts(pictures: Pictures) -> list[str]:

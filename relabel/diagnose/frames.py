@@ -1,12 +1,16 @@
 """What a diagnosis model is shown of an episode, and what it is asked.
 
-A few moments spread evenly over the episode, each with the pictures of every camera and the number
-of its control step, so that the model can say when something happened.
+A few moments spread evenly over the episode, each with the pictures of every camera and a name, so
+that the model can say when something happened. The name is the number of its control step, or, for
+a model with a token of its own for each moment, ``m00``, ``m01`` and so on: choosing one of two
+dozen tokens is easier for a small model than writing a number. Answers then name moments too;
+:func:`to_moments` and :func:`to_steps` translate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,8 +18,9 @@ import numpy as np
 import torch
 from regrasp.episodes.types import Episode
 
-#: Grey of a blank picture. Not black: Idefics3 drops pictures that are zero after normalisation.
-_GREY = 128
+#: The answer's line that says when, in control steps and in moments.
+_STEPS = re.compile(r"^steps: (\d+)-(\d+)$", re.MULTILINE)
+_MOMENTS = re.compile(r"^steps: m(\d\d)-m(\d\d)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,9 @@ class FrameChoice:
         frames: moments, from the first control step to the last.
         cameras: shown at each moment, in this order.
         size: pictures are resized to ``size`` x ``size`` pixels.
-        blank: grey pictures in their place: the text-only baseline.
+        blank: moments are named, but no picture is shown: the text-only baseline.
+        count_by: ``step`` names a moment by its control step, ``moment`` by its number, as a token
+            of its own.
         explain: describe the answer's form and name the types, as a model needs that was not
             trained to answer.
     """
@@ -35,9 +42,14 @@ class FrameChoice:
     cameras: tuple[str, ...] = ("agentview", "wrist")
     size: int = 96
     blank: bool = False
+    count_by: str = "step"
     explain: bool = False
 
     def __post_init__(self) -> None:
+        if self.count_by not in ("step", "moment"):
+            raise ValueError(f"FrameChoice.count_by: {self.count_by!r}; 'step' or 'moment'")
+        if self.count_by == "moment" and (self.explain or self.frames > 100):
+            raise ValueError("FrameChoice: moments are for models trained on them, 100 at most")
         if self.frames < 2 or self.size < 8 or not self.cameras:
             raise ValueError(
                 f"FrameChoice: {self.frames} frames of {self.size} pixels from {self.cameras}; "
@@ -63,11 +75,13 @@ class Question:
         content: parts of the user's chat message, as Hugging Face's chat templates take them:
             ``{"type": "text", "text": ...}`` or ``{"type": "image"}``.
         length: control steps of the episode.
+        steps: control step of each moment, ascending.
     """
 
     images: tuple[np.ndarray, ...]
     content: tuple[dict[str, str], ...]
     length: int
+    steps: tuple[int, ...]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -114,8 +128,9 @@ def ask(
         ValueError: if a camera is missing, or ``explain`` has no types.
     """
     steps = choose_steps(len(episode), choice.frames, rng)
-    shown = {camera: _pictures(episode, camera, steps, choice) for camera in choice.cameras}
-    images = tuple(shown[camera][i] for i in range(len(steps)) for camera in choice.cameras)
+    cameras = () if choice.blank else choice.cameras
+    shown = {camera: _pictures(episode, camera, steps, choice) for camera in cameras}
+    images = tuple(shown[camera][i] for i in range(len(steps)) for camera in cameras)
     return pose(episode.header.instruction, len(episode), steps, images, choice, types=types)
 
 
@@ -133,21 +148,50 @@ def pose(
     Args:
         instruction: the task in words.
         length: control steps of the episode.
-        steps: those shown, ``[frames]``.
-        images: uint8 ``[size, size, 3]``; at each step, one of each camera of ``choice``.
+        steps: those shown, ascending, ``[frames]``.
+        images: uint8 ``[size, size, 3]``; at each step, one of each camera of ``choice``. None
+            where the choice is blank, or where only the text is needed.
         choice, types: as in :func:`ask`.
     """
     parts: list[dict[str, str]] = []
     intro = f"{instruction}. {length} steps, {' and '.join(choice.cameras)}:"
+    shown = 0 if choice.blank else len(choice.cameras)
     for i, step in enumerate(steps):
-        label = f"\n{step}:"
+        label = moment(i) if choice.count_by == "moment" else f"\n{step}:"
         parts.append({"type": "text", "text": label if i else intro + label})
-        parts += [{"type": "image"}] * len(choice.cameras)
+        parts += [{"type": "image"}] * shown
     question = "\nWhat went wrong?"
     if choice.explain:
         question += f"\n{instructions(types)}"
     parts.append({"type": "text", "text": question})
-    return Question(images, tuple(parts), length)
+    return Question(images, tuple(parts), length, tuple(int(step) for step in steps))
+
+
+def moment(number: int) -> str:
+    """The name of a moment: ``m07``."""
+    return f"m{number:02d}"
+
+
+def to_moments(answer: str, steps: Sequence[int]) -> str:
+    """An answer in control steps as one in moments, each step the nearest moment's."""
+
+    def named(found: re.Match[str]) -> str:
+        near = [int(np.argmin(np.abs(np.asarray(steps) - int(step)))) for step in found.groups()]
+        return "steps: " + "-".join(moment(number) for number in near)
+
+    return _STEPS.sub(named, answer)
+
+
+def to_steps(answer: str, steps: Sequence[int]) -> str:
+    """An answer in moments as one in control steps; moments that there are not stay as they are."""
+
+    def counted(found: re.Match[str]) -> str:
+        numbers = [int(number) for number in found.groups()]
+        if max(numbers) >= len(steps):
+            return found.group()
+        return "steps: " + "-".join(str(steps[number]) for number in numbers)
+
+    return _MOMENTS.sub(counted, answer)
 
 
 def instructions(types: Collection[str]) -> str:
@@ -169,11 +213,6 @@ def instructions(types: Collection[str]) -> str:
     )
 
 
-def blank(size: int) -> np.ndarray:
-    """The picture that says nothing, uint8 ``[size, size, 3]``."""
-    return np.full((size, size, 3), _GREY, np.uint8)
-
-
 def _pictures(
     episode: Episode, camera: str, steps: np.ndarray, choice: FrameChoice
 ) -> list[np.ndarray]:
@@ -182,8 +221,6 @@ def _pictures(
     if key not in episode.steps:
         there = sorted(k.removeprefix("image/") for k in episode.steps if k.startswith("image/"))
         raise ValueError(f"episode has no camera {camera!r}; it has {there}")
-    if choice.blank:
-        return [blank(choice.size)] * len(steps)
     return list(resize(episode.steps[key][steps], choice.size))
 
 

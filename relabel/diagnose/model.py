@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from regrasp.episodes.types import Episode
 from regrasp.relabel.diagnose.answer import Answer, parse
-from regrasp.relabel.diagnose.frames import FrameChoice, Question, ask
+from regrasp.relabel.diagnose.frames import FrameChoice, Question, ask, to_steps
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 #: Beside the weights: the failure types, and what the model was trained to be shown.
@@ -127,13 +127,14 @@ class DiagnosisModel:
             self.processor.apply_chat_template(q.messages, add_generation_prompt=True)
             for q in questions
         ]
-        images = [list(q.images) for q in questions]
+        # Where nothing is shown, processors want no lists at all.
+        images = [list(q.images) for q in questions] if questions[0].images else None
         batch = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
         return {key: value.to(self.device) for key, value in batch.items()}
 
     @torch.inference_mode()
     def write(self, questions: Sequence[Question]) -> list[str]:
-        """What the model writes in answer to each question, greedily."""
+        """What the model writes in answer to each question, greedily; when, in control steps."""
         training = self.model.training
         self.model.eval()
         inputs = self.inputs(questions)
@@ -145,7 +146,8 @@ class DiagnosisModel:
         )
         self.model.train(training)
         asked = inputs["input_ids"].shape[1]
-        return self.tokenizer.batch_decode(tokens[:, asked:], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(tokens[:, asked:], skip_special_tokens=True)
+        return [to_steps(text, q.steps) for text, q in zip(texts, questions, strict=True)]
 
     def diagnose(self, episodes: Sequence[Episode], *, batch: int = 8) -> list[Answer]:
         """What went wrong in each episode; what is no diagnosis comes back as unparseable."""

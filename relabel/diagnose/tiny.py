@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from regrasp.relabel.diagnose.frames import FrameChoice
+from regrasp.relabel.diagnose.frames import FrameChoice, moment
 from regrasp.relabel.diagnose.model import DiagnosisModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -48,8 +48,8 @@ class TinySize:
         vocabulary: entries of the tokenizer, at most.
     """
 
-    patch: int = 12
-    shuffle: int = 4
+    patch: int = 16
+    shuffle: int = 3
     vision_width: int = 128
     vision_layers: int = 4
     text_width: int = 192
@@ -130,7 +130,8 @@ def build(
             f"build: a picture of {choice.size} pixels is no multiple of "
             f"{size.shuffle} patches of {size.patch}"
         )
-    tokenizer = train_tokenizer(texts, size.vocabulary, types)
+    moments = [moment(i) for i in range(choice.frames)] if choice.count_by == "moment" else []
+    tokenizer = train_tokenizer(texts, size.vocabulary, [*types, *moments])
     square = {"longest_edge": choice.size}
     processor = Idefics3Processor(
         # Pictures come in the right size; the default filter, Lanczos, only warns.

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import regrasp
 from regrasp.episodes.jsonlines import JsonLines
+from regrasp.relabel.diagnose.encoder import EncoderConfig
 from regrasp.relabel.diagnose.frames import FrameChoice
+from regrasp.relabel.diagnose.language import LanguageConfig
 from regrasp.relabel.diagnose.tiny import TinySize
 from regrasp.relabel.diagnose.training import TuneConfig
 from regrasp.scripts import eval_diagnose, train_diagnose
+from regrasp.training.run import Schedule
 
 sys.path.insert(0, str(Path(regrasp.__file__).parent / "tests/relabel"))
 from failure_store import write_store
@@ -20,9 +23,12 @@ TINY = TinySize(
     patch=8, shuffle=2, vision_width=32, vision_layers=1, text_width=32, text_layers=1,
     vocabulary=400,
 )  # fmt: skip
+QUICK = Schedule(steps=4, warmup=1, threads=1, ema=0.9)
 TRAIN = train_diagnose.Args(
-    choice=FrameChoice(frames=3, size=32),
+    choice=FrameChoice(frames=3, size=32, count_by="moment"),
     size=TINY,
+    encoder=EncoderConfig(schedule=QUICK, batch=4, bf16=False),
+    language=LanguageConfig(schedule=QUICK, batch=4, bf16=False),
     training=TuneConfig(minutes=0, steps=4, batch=4, warmup=1, threads=1, bf16=False),
 )
 

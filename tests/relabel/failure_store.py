@@ -57,6 +57,13 @@ def _episode(seed: int, state: int, length: int, success: bool, extra: dict) -> 
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (2, length, SIZE, SIZE, 3), dtype=np.uint8)
     steps = {f"image/{camera}": images[i] for i, camera in enumerate(("agentview", "wrist"))}
+    steps |= {
+        "state": rng.normal(size=(length, 8)).astype(np.float32),
+        "points": rng.normal(size=(length, 6)).astype(np.float32),
+        "progress": np.linspace(0, 1, length, dtype=np.float32),
+        "phase": np.arange(length, dtype=np.int64) % 14,
+        "success": np.arange(length) >= (length - 10 if success else length),
+    }
     header = EpisodeHeader(
         "libero_object", "task", "pick up the milk", state, 7, success, extra=extra
     )

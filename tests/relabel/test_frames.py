@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from regrasp.relabel.diagnose.frames import FrameChoice, ask, choose_steps, instructions, resize
+from regrasp.relabel.diagnose.frames import (
+    FrameChoice,
+    ask,
+    choose_steps,
+    instructions,
+    resize,
+    to_moments,
+    to_steps,
+)
 from squares import CHOICE, STEPS, TYPES, square_episode
 
 EPISODE = square_episode(0, "turned_blue", 20)
@@ -43,12 +51,10 @@ def test_question_names_the_step_of_every_picture():
     assert question.messages[0]["role"] == "user"
 
 
-def test_blank_pictures_say_nothing_and_the_text_is_the_same():
+def test_blank_shows_nothing_and_names_the_same_moments():
     blank, seen = ask(EPISODE, replace(CHOICE, blank=True)), ask(EPISODE, CHOICE)
-    assert blank.content == seen.content
-    assert len(blank.images) == len(seen.images)
-    assert len(np.unique(np.stack(blank.images))) == 1
-    assert blank.images[0].shape == seen.images[0].shape
+    assert blank.images == ()
+    assert blank.content == tuple(part for part in seen.content if part["type"] == "text")
 
 
 def test_explanation_names_every_type_and_shows_a_form_that_parses():
@@ -82,3 +88,26 @@ def test_choice_survives_json_and_rejects_nonsense():
         FrameChoice(frames=1)
     with pytest.raises(ValueError, match="at least 2 frames"):
         FrameChoice(cameras=())
+
+
+def test_answers_in_moments_and_back():
+    steps = (0, 10, 20, 30, 40)
+    text = "failed: yes\ntype: x\nsteps: 12-36\nwhy: steps: 3-4 were odd"
+    spoken = to_moments(text, steps)
+    assert spoken == "failed: yes\ntype: x\nsteps: m01-m04\nwhy: steps: 3-4 were odd"
+    assert "steps: 10-40" in to_steps(spoken, steps)
+    # What is no answer stays as it is, for the parser to refuse.
+    assert to_steps("steps: m01-m07", steps) == "steps: m01-m07"
+    assert to_steps("steps: 12-36", steps) == "steps: 12-36"
+    assert to_moments("failed: no", steps) == "failed: no"
+
+
+def test_moments_are_named_by_number():
+    question = ask(EPISODE, replace(CHOICE, count_by="moment"))
+    text = "".join(part.get("text", "<image>") for part in question.content)
+    assert "agentview and wrist:m00<image><image>m01<image><image>" in text
+    assert question.steps == tuple(choose_steps(STEPS, CHOICE.frames))
+    with pytest.raises(ValueError, match="count_by"):
+        FrameChoice(count_by="second")
+    with pytest.raises(ValueError, match="trained on them"):
+        FrameChoice(count_by="moment", explain=True)

@@ -53,14 +53,6 @@ def test_without_pictures_it_does_not_know(tmp_path):
     assert figures["type_macro_accuracy"].value <= 0.5
 
 
-def test_blank_pictures_blind_a_model_that_sees(trained):
-    episodes, _ = squares()
-    blind = DiagnosisModel(
-        trained[0].model, trained[0].processor, TYPES, replace(CHOICE, blank=True)
-    )
-    assert len({str(answer) for answer in blind.diagnose(episodes)}) == 1
-
-
 def test_loaded_model_answers_the_same(trained, tmp_path):
     episodes, truths = squares()
     model, folder = trained
