@@ -183,7 +183,7 @@ class TrainingRun:
         Args:
             train_step: one step, with one call of :meth:`update`; returns what is to be logged.
             report: called every ``every`` steps with ``step``, ``progress``, ``steps_per_second``
-                and the means of what ``train_step`` returned since the last call.
+                (of :attr:`seconds`) and the means of what ``train_step`` returned since then.
             every: steps between lines of the log; the run's last step has one too.
             timers: seconds -> what is done whenever as many have passed and after the last step
                 (validation); what it returns is logged.
@@ -192,9 +192,9 @@ class TrainingRun:
         from torch.utils.tensorboard import SummaryWriter
 
         writer, log = SummaryWriter(str(self.folder)), JsonLines(self.folder / "log.jsonl")
-        told = kept = time.perf_counter()
+        kept, told = time.perf_counter(), self.seconds
         timers = timers or {}
-        due = {seconds: told + seconds for seconds in timers}
+        due = {seconds: kept + seconds for seconds in timers}
         acted = dict.fromkeys(timers, -1)
         rows: list[dict[str, float]] = []
 
@@ -216,10 +216,10 @@ class TrainingRun:
                 if self.step % every == 0 or self.progress >= 1:
                     row = _means(rows)
                     row["lr"] = self.learning_rate()
-                    row["steps_per_second"] = len(rows) / (now - told)
+                    row["steps_per_second"] = len(rows) / (self.seconds - told)
                     self.write(writer, log, row)
                     report(step=self.step, progress=self.progress, **row)
-                    rows, told = [], time.perf_counter()
+                    rows, told = [], self.seconds
                 if now - kept > self.schedule.checkpoint_seconds:
                     self.save()
                     saved()
