@@ -1,13 +1,15 @@
 """``regrasp failures generate``: failures on purpose, verified by execution, into an episode store.
 
 A job is one context: a task, an initial state, a seed, who drives, and a few types of failure that
-share its nominal rollout. Jobs run in rounds over all tasks, and a run ends with the round that
-fills the count, so that the same seed gives the same samples on any number of workers.
+share its nominal rollout. Jobs run in rounds over all tasks; of the last round, as many contexts
+run as it takes, and which ones depends on what those before gave alone: so the same seed gives the
+same samples on any number of workers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -111,6 +113,20 @@ def rounds(args: Args) -> Iterator[list[Job]]:
                 jobs.append(_job(args, suite, task, visit))
         yield jobs
         number += 1
+
+
+def portion(jobs: Sequence[Job], rows: Sequence[dict[str, Any]], count: int) -> int:
+    """How many of a round's jobs to run before counting again: all, unless fewer will do.
+
+    Args:
+        jobs: what is left of the round.
+        rows: of all jobs so far.
+        count: samples wanted.
+    """
+    if not _samples(rows):
+        return len(jobs)
+    needed = (count - _samples(rows)) / (_samples(rows) / len(rows))
+    return min(len(jobs), max(1, math.ceil(needed)))
 
 
 def _job(args: Args, suite: str, task: int, visit: int) -> Job:
@@ -244,23 +260,37 @@ def main(args: Args) -> None:
     done = {row["key"]: row for row in log.read()}
     rows: list[dict[str, Any]] = []
     for number, jobs in enumerate(rounds(args)):
-        console.print(f"round {number}: {len(jobs)} contexts, {_samples(rows)} samples so far")
-        for row in run_missing(
-            console,
-            jobs,
-            done,
-            generate_one,
-            workers=args.workers,
-            timeout_s=900.0,
-            recycle_after=40,
-            affinity=scene_of,
-        ):
-            done[row["key"]] = row
-            log.append(row)
-        rows += [done[job.key] for job in jobs]
+        # Of a round that is cut short, all suites have their share.
+        order = np.random.default_rng([args.seed, number]).permutation(len(jobs))
+        left = [jobs[i] for i in order]
+        while left and _samples(rows) < args.count:
+            now = portion(left, rows, args.count)
+            some, left = left[:now], left[now:]
+            told = f"round {number}: {len(some)} contexts, {_samples(rows)} samples so far"
+            console.print(told)
+            for row in _run(console, args, some, done):
+                done[row["key"]] = row
+                log.append(row)
+            rows += [done[job.key] for job in some]
         if _samples(rows) >= args.count:
             break
     _print(console, rows)
+
+
+def _run(
+    console: Console, args: Args, jobs: Sequence[Job], done: dict[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of the jobs that are not done, as they come."""
+    return run_missing(
+        console,
+        jobs,
+        done,
+        generate_one,
+        workers=args.workers,
+        timeout_s=900.0,
+        recycle_after=40,
+        affinity=scene_of,
+    )
 
 
 def open_store(args: Args) -> EpisodeStore:

@@ -141,7 +141,7 @@ def train_encoder(
     run = TrainingRun(folder, teacher, config.schedule, about=about)
     model.model.train()
     if config.bf16:
-        # On processors the fused attention's way back is slow in bfloat16.
+        # Of few patches, the fused attention's way back is slow in bfloat16 on processors.
         model.model.set_attn_implementation("eager")
 
     def step() -> dict[str, float]:

@@ -275,9 +275,6 @@ def train_language(
     about = {"batch": config.batch, "seed": config.seed, "clips": len(lessons.pictures)}
     run = TrainingRun(folder, student, config.schedule, about=about)
     order = shuffled(rows, config.seed, run.step * config.batch)
-    if config.bf16:
-        # On processors the fused attention's way back is slow in bfloat16.
-        model.model.set_attn_implementation("eager")
 
     def step() -> dict[str, float]:
         torch.manual_seed(config.seed + run.step)
@@ -300,7 +297,6 @@ def train_language(
     look()
     if run.average:
         student.load_state_dict(run.averaged())
-    model.model.set_attn_implementation("sdpa")
     model.model.eval()
     return model
 

@@ -49,7 +49,7 @@ class TinySize:
     """
 
     patch: int = 16
-    shuffle: int = 3
+    shuffle: int = 6
     vision_width: int = 128
     vision_layers: int = 4
     text_width: int = 192
