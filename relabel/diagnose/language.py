@@ -286,15 +286,15 @@ def train_language(
         run.update(sum(losses.values()))
         return {name: value.item() for name, value in losses.items()}
 
-    def look() -> None:
-        if check:
-            own = {k: v.clone() for k, v in student.state_dict().items()}
-            student.load_state_dict(run.averaged())
-            checked({"step": run.step, **tried(student, lessons, check, config)})
-            student.load_state_dict(own)
+    def look() -> dict[str, float]:
+        own = {name: value.clone() for name, value in student.state_dict().items()}
+        student.load_state_dict(run.averaged())
+        found = tried(student, lessons, check, config)
+        student.load_state_dict(own)
+        checked({"step": run.step, **found})
+        return {f"check/{name}": value for name, value in found.items()}
 
-    run.loop(step, report, timers={120.0: look})
-    look()
+    run.loop(step, report, timers={120.0: look} if check else {})
     if run.average:
         student.load_state_dict(run.averaged())
     model.model.eval()

@@ -22,6 +22,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 #: Beside the weights: the failure types, and what the model was trained to be shown.
 SETTINGS = "diagnosis.json"
 
+#: The model that ships.
+SHIPPED = Path(__file__).parent / "weights"
+
 #: Tokens of the longest answer. One that is not finished by then does not parse.
 LONGEST_ANSWER = 256
 
@@ -55,7 +58,7 @@ class DiagnosisModel:
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path = SHIPPED,
         *,
         types: Sequence[str] | None = None,
         choice: FrameChoice | None = None,
@@ -65,7 +68,8 @@ class DiagnosisModel:
         """A model from a local folder in Hugging Face's layout.
 
         Args:
-            path: folder with ``config.json``, ``*.safetensors`` and the processor's files.
+            path: folder with ``config.json``, ``*.safetensors`` and the processor's files; the
+                model that ships unless given.
             types: the failure types; those it was saved with when None.
             choice: what it is shown; what it was saved with when None.
             device: where it runs.
