@@ -344,7 +344,10 @@ def _mean_rate(verdicts: Sequence[Sequence[bool]]) -> Figure:
 
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> Counter[str]:
-    reasons: Counter[str] = Counter()
+    """How many attempts each gate rejected; those that rejected none are there too."""
+    from regrasp.sim.failures.verdicts import Reason
+
+    reasons: Counter[str] = Counter({str(reason): 0 for reason in Reason})
     for row in rows:
         for name, count in row["rejected"].items():
             reasons[name.partition("/")[2]] += count
