@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from regrasp.episodes.jsonlines import JsonLines
 from regrasp.episodes.store import EpisodeStore
+from regrasp.relabel.diagnose.answer import Diagnosis
+from regrasp.relabel.diagnose.model import DiagnosisModel
 from regrasp.scripts import failures
 from regrasp.scripts.failures import Args
 
@@ -73,3 +75,31 @@ def test_wrong_arguments_are_refused():
         replace(SMALL, types=("early",))
     with pytest.raises(ValueError, match="count is 0"):
         replace(SMALL, count=0)
+
+
+def test_the_last_round_is_cut_to_what_it_takes():
+    rows = [{"kept": [{}] * n} for n in (6, 4, 5)]
+    jobs = list(range(10))
+    assert failures.portion(jobs, [], 100) == 10  # nothing is known yet
+    assert failures.portion(jobs, rows, 1000) == 10
+    assert failures.portion(jobs, rows, 26) == 3  # 11 more, at 5 a context
+    assert failures.portion(jobs, rows, 16) == 1
+    assert failures.portion(jobs[:2], rows, 26) == 2
+
+
+def test_every_gate_is_counted_even_if_it_rejected_nothing(first):
+    rows = JsonLines(first / "jobs.jsonl").read()
+    figures = failures.figures_of(rows, 1)
+    assert "rejected.cause_unproven" in figures
+    tried = sum(sum(row["tried"].values()) for row in rows)
+    rejected = sum(f.value * tried for k, f in figures.items() if k.startswith("rejected."))
+    kept = figures["samples"].value
+    # Of the severities that pass, one a cell is kept.
+    assert kept <= tried - round(rejected)
+
+
+def test_the_shipped_model_answers_about_real_failures(first):
+    store = EpisodeStore.open(first)
+    shown = [store.load(i) for i, h in enumerate(store.headers) if h.extra["role"] == "failure"]
+    answers = DiagnosisModel.load().diagnose(shown)
+    assert all(isinstance(answer, Diagnosis) and answer.failed for answer in answers)
