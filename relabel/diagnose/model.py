@@ -17,6 +17,7 @@ import torch
 from regrasp.episodes.types import Episode
 from regrasp.relabel.diagnose.answer import Answer, parse
 from regrasp.relabel.diagnose.frames import FrameChoice, Question, ask, to_steps
+from regrasp.relabel.diagnose.grammar import Grammar
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 #: Beside the weights: the failure types, and what the model was trained to be shown.
@@ -47,6 +48,9 @@ class DiagnosisModel:
         self.model, self.processor = model, processor
         self.types, self.choice = tuple(types), choice
         self.tokenizer = processor.tokenizer
+        # One that names moments was trained here, on this form; others are left to themselves.
+        by_moments = choice.count_by == "moment"
+        self._grammar = Grammar(self.tokenizer, types, choice) if by_moments else None
         # Answers begin where questions end: in a batch, all in the same column.
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
@@ -142,14 +146,16 @@ class DiagnosisModel:
         training = self.model.training
         self.model.eval()
         inputs = self.inputs(questions)
+        asked = inputs["input_ids"].shape[1]
+        held = {"prefix_allowed_tokens_fn": self._grammar(asked)} if self._grammar else {}
         tokens = self.model.generate(
             **inputs,
+            **held,
             max_new_tokens=LONGEST_ANSWER,
             do_sample=False,
             pad_token_id=self.tokenizer.pad_token_id,
         )
         self.model.train(training)
-        asked = inputs["input_ids"].shape[1]
         texts = self.tokenizer.batch_decode(tokens[:, asked:], skip_special_tokens=True)
         return [to_steps(text, q.steps) for text, q in zip(texts, questions, strict=True)]
 
