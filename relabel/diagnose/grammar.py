@@ -37,9 +37,11 @@ class Grammar:
         self._tokenizer, self._end = tokenizer, tokenizer.eos_token_id
         special = set(tokenizer.all_special_ids)
         self._pieces = {i: tokenizer.decode([i]) for i in range(len(tokenizer)) if i not in special}
-        # Pieces of characters that are no text by themselves would come out as something else.
+        # Half a character, or one that some programs take for the end of a line, is no text.
         self._pieces = {
-            i: text for i, text in self._pieces.items() if text and "\ufffd" not in text
+            i: t
+            for i, t in self._pieces.items()
+            if t and "\ufffd" not in t and t.replace("\n", "").isprintable()
         }
         self._moments = [moment(i) for i in range(choice.frames)]
         free = r"\S[^\n]*\n"
