@@ -77,7 +77,7 @@ EXTRAS: dict[str, str] = {
         ),
         "train",
     ),
-    **dict.fromkeys(("peft", "torchvision"), "vlm"),
+    **dict.fromkeys(("peft", "regex", "torchvision"), "vlm"),
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def written():
         for line in re.findall(r"^    (?:\$ )?(regrasp [a-z].*)$", page.read_text(), re.M):
             command = line.split("  #")[0].strip()
             if " needs the package " not in command:  # a message that is quoted
-                found.append((page.name, command))
+                found += [(page.name, part) for part in command.split(" && ")]
     return sorted(set(found))
 
 
