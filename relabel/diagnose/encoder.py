@@ -3,7 +3,7 @@
 The vision encoder and the connector of an Idefics3 are trained, with heads that are thrown away
 afterwards, to tell from the pictures of one moment what :mod:`regrasp.relabel.diagnose.dense` knows
 of it. Then every moment of every clip is encoded once, and the language model is trained on what
-came out (:mod:`regrasp.relabel.diagnose.language`), ten times as fast as on pictures.
+came out (:mod:`regrasp.relabel.diagnose.language`) alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncoderConfig:
     """
 
     schedule: Schedule = field(
-        default_factory=lambda: Schedule(minutes=12.0, warmup=200, ema=0.998, weight_decay=0.05)
+        default_factory=lambda: Schedule(minutes=6.0, warmup=200, ema=0.998, weight_decay=0.05)
     )
     batch: int = 32
     shift: int = 4

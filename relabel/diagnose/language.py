@@ -48,7 +48,7 @@ class LanguageConfig:
     """
 
     schedule: Schedule = field(
-        default_factory=lambda: Schedule(minutes=20.0, warmup=200, ema=0.998, weight_decay=0.1)
+        default_factory=lambda: Schedule(minutes=12.0, warmup=200, ema=0.998, weight_decay=0.1)
     )
     batch: int = 16
     moments: float = 0.5
