@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 from regrasp.episodes.types import Episode, PolicyOutput
 from regrasp.monitors.base import Score, lookup, score_episode
-from regrasp.monitors.clock import Clock
 from regrasp.monitors.conformal import Calibration, calibrate
-from regrasp.monitors.rnd_oe import RndOe
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores import SCORES
 from safetensors.numpy import load_file, save_file
-
-#: Scores an artifact may name.
-SCORES: dict[str, type[Score]] = {"tide": Tide, "rnd_oe": RndOe, "clock": Clock}
 
 FORMAT = "regrasp-monitor-1"
 

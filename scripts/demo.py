@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from regrasp.episodes.results import Figure, write_result
 from regrasp.episodes.store import EpisodeStore
-from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.runtime import Monitor, calibrate_monitor
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.tide import Tide
 from regrasp.scripts._films import FPS, STRIDE, choose, make_films
 from regrasp.scripts._rollouts import (
     Setup,

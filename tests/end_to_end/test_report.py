@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from regrasp.episodes.store import EpisodeStore
 from regrasp.episodes.types import EpisodeHeader
-from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.runtime import calibrate_monitor
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.tide import Tide
 from regrasp.recovery.supervisor import Supervisor, SupervisorConfig
 from regrasp.scripts._summary import pair_up, summarise
 from regrasp.scripts.report import build_report, encode_video, video_path

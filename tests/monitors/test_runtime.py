@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from regrasp.episodes.types import Episode, EpisodeHeader, PolicyOutput
 from regrasp.monitors.conformal import TooFewEpisodesWarning
-from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.runtime import Monitor, calibrate_monitor
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.tide import Tide
 
 H, K, A, D = 8, 4, 7, 6
 

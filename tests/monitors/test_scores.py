@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from regrasp.episodes.types import Episode, EpisodeHeader, PolicyOutput
 from regrasp.monitors.base import lookup, score_episode
-from regrasp.monitors.clock import Clock
-from regrasp.monitors.mlp import Mlp
-from regrasp.monitors.rnd_oe import RndOe
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores.clock import Clock
+from regrasp.monitors.scores.mlp import Mlp
+from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.tide import Tide
 
 H, K, A, D = 10, 6, 7, 12
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from regrasp.episodes.types import Episode, EpisodeHeader
 from regrasp.monitors.base import score_episode
-from regrasp.monitors.rnd_oe import RndOe
 from regrasp.monitors.runtime import calibrate_monitor
-from regrasp.monitors.tide import Tide
+from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.tide import Tide
 from regrasp.recovery.paired import Paired
 from regrasp.recovery.rewind import CLOSED
 from regrasp.recovery.supervisor import REWIND, Supervisor, SupervisorConfig, segment_seed

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from regrasp.episodes.types import PolicyOutput
 from regrasp.monitors.base import Score
-from regrasp.monitors.mlp import Mlp, fit
+from regrasp.monitors.scores.mlp import Mlp, fit
 
 TARGET_LAYERS = 4
 PREDICTOR_LAYERS = 6
