@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,11 @@ class Score(ABC):
 
     Attributes:
         name: the key of the score in a monitor's readings and artifact.
+        samples: chunks it needs of one ``infer`` (``num_samples``); more make it no worse.
     """
 
     name: str
+    samples: int = 1
 
     @abstractmethod
     def reset(self) -> None:
@@ -59,6 +62,64 @@ class Score(ABC):
         if weights:
             raise ValueError(f"{cls.__name__}: takes no weights, got {sorted(weights)}")
         return cls(**config)
+
+
+class WindowedScore(Score):
+    """The mean of the last ``window`` raw readings: an alarm then needs more than one bad moment.
+
+    Subclasses implement :meth:`raw`, and :meth:`forget`, :meth:`memory` and :meth:`recall` where
+    they remember more than the window. Before the first raw reading the score is 0.0, so a raw
+    reading is never negative.
+
+    Args:
+        window: readings averaged (1: the newest alone).
+    """
+
+    def __init__(self, window: int = 1) -> None:
+        if window < 1:
+            raise ValueError(f"{type(self).__name__}: window is {window}; it must be at least 1")
+        self.window = int(window)
+        self.reset()
+
+    @abstractmethod
+    def raw(self, output: PolicyOutput, executed: np.ndarray) -> float | None:
+        """One reading, at least 0; None where there is nothing to say yet."""
+
+    def forget(self) -> None:
+        """Forget what is remembered besides the window."""
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """What :meth:`forget` forgets."""
+        return {}
+
+    def recall(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a :meth:`memory`; called after :meth:`forget`."""
+
+    def reset(self) -> None:
+        """Empty the window and forget."""
+        self._recent: deque[float] = deque(maxlen=self.window)
+        self.forget()
+
+    def update(self, output: PolicyOutput, executed: np.ndarray) -> float:
+        """See :class:`Score`."""
+        reading = self.raw(output, executed)
+        if reading is not None:
+            self._recent.append(float(reading))
+        return float(np.mean(self._recent)) if self._recent else 0.0
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The window and the :meth:`memory`."""
+        return {"recent": np.asarray(self._recent, dtype=np.float64), **self.memory()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from :meth:`state`."""
+        self.reset()
+        self._recent.extend(float(value) for value in state["recent"])
+        self.recall(state)
+
+    def config(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self.window}
 
 
 def lookup(registry: Mapping[str, Any], key: str, what: str) -> Any:

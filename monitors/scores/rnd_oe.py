@@ -12,20 +12,19 @@ on its own training data f_theta errs less, and the threshold would come out too
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from regrasp.episodes.types import PolicyOutput
-from regrasp.monitors.base import Score
+from regrasp.monitors.base import WindowedScore
 from regrasp.monitors.scores.mlp import Mlp, fit
 
 TARGET_LAYERS = 4
 PREDICTOR_LAYERS = 6
 
 
-class RndOe(Score):
+class RndOe(WindowedScore):
     """Distance between predictor and target on the policy embedding.
 
     Args:
@@ -41,13 +40,10 @@ class RndOe(Score):
     def __init__(
         self, predictor: Mlp, target: Mlp, mean: np.ndarray, scale: np.ndarray, window: int = 1
     ) -> None:
-        if window < 1:
-            raise ValueError(f"RndOe: window is {window}; it must be at least 1")
         self.predictor, self.target = predictor, target
         self.mean = np.asarray(mean, dtype=np.float32)
         self.scale = np.asarray(scale, dtype=np.float32)
-        self.window = int(window)
-        self.reset()
+        super().__init__(window)
 
     @classmethod
     def train(
@@ -80,12 +76,8 @@ class RndOe(Score):
         fit(predictor, x, target(x), epochs=epochs, batch=batch, rng=rng)
         return cls(predictor, target, mean, scale, window)
 
-    def reset(self) -> None:
-        """Forget the window."""
-        self._recent: deque[float] = deque(maxlen=self.window)
-
-    def update(self, output: PolicyOutput, executed: np.ndarray) -> float:
-        """See :class:`Score`; the executed actions play no part."""
+    def raw(self, output: PolicyOutput, executed: np.ndarray) -> float:
+        """See :class:`WindowedScore`; the executed actions play no part."""
         embedding = np.asarray(output.embedding, dtype=np.float32)
         if embedding.shape != self.mean.shape:
             raise ValueError(
@@ -95,21 +87,7 @@ class RndOe(Score):
         # One row always: a matrix product over many rows may sum in another order, and the
         # stored episode must give the live run's numbers exactly.
         x = ((embedding - self.mean) / self.scale)[None]
-        self._recent.append(float(np.linalg.norm(self.predictor(x) - self.target(x))))
-        return float(np.mean(self._recent))
-
-    def state(self) -> dict[str, np.ndarray]:
-        """The window."""
-        return {"recent": np.asarray(self._recent, dtype=np.float64)}
-
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from :meth:`state`."""
-        self.reset()
-        self._recent.extend(float(value) for value in state["recent"])
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments besides the weights."""
-        return {"window": self.window}
+        return float(np.linalg.norm(self.predictor(x) - self.target(x)))
 
     def weights(self) -> dict[str, np.ndarray]:
         """Both networks and the normalisation."""

@@ -18,16 +18,15 @@ otherwise dominate).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from regrasp.episodes.types import PolicyOutput
-from regrasp.monitors.base import Score
+from regrasp.monitors.base import WindowedScore
 
 
-class Tide(Score):
+class Tide(WindowedScore):
     """Mean squared disagreement of successive chunks on their overlap, in action units squared.
 
     Args:
@@ -38,19 +37,15 @@ class Tide(Score):
     name = "tide"
 
     def __init__(self, dims: tuple[int, ...] | list[int] | None = None, window: int = 1) -> None:
-        if window < 1:
-            raise ValueError(f"Tide: window is {window}; it must be at least 1")
         self.dims = None if dims is None else tuple(int(d) for d in dims)
-        self.window = int(window)
-        self.reset()
+        super().__init__(window)
 
-    def reset(self) -> None:
-        """Forget the previous chunk and the window."""
+    def forget(self) -> None:
+        """Forget the previous chunk."""
         self._previous: np.ndarray | None = None
-        self._recent: deque[float] = deque(maxlen=self.window)
 
-    def update(self, output: PolicyOutput, executed: np.ndarray) -> float:
-        """See :class:`Score`; 0.0 at the first inference, which has nothing to compare with.
+    def raw(self, output: PolicyOutput, executed: np.ndarray) -> float | None:
+        """See :class:`WindowedScore`; None at the first inference: nothing to compare with.
 
         Raises ValueError where the old chunk was executed to its end, so that nothing overlaps.
         """
@@ -59,7 +54,7 @@ class Tide(Score):
             now = now[..., list(self.dims)]
         previous, self._previous = self._previous, now
         if previous is None:
-            return 0.0
+            return None
         k, horizon = len(executed), previous.shape[1]
         overlap = min(horizon - k, now.shape[1])
         if overlap < 1:
@@ -69,23 +64,18 @@ class Tide(Score):
             )
         pairs = min(len(previous), len(now))
         difference = previous[:pairs, k : k + overlap] - now[:pairs, :overlap]
-        self._recent.append(float(np.mean(difference**2)))
-        return float(np.mean(self._recent))
+        return float(np.mean(difference**2))
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The previous chunk (absent before the first) and the window."""
-        state = {"recent": np.asarray(self._recent, dtype=np.float64)}
-        if self._previous is not None:
-            state["previous"] = self._previous.copy()
-        return state
+    def memory(self) -> dict[str, np.ndarray]:
+        """The previous chunk; absent before the first."""
+        return {} if self._previous is None else {"previous": self._previous.copy()}
 
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from :meth:`state`."""
-        self.reset()
-        self._recent.extend(float(value) for value in state["recent"])
+    def recall(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from :meth:`memory`."""
         if "previous" in state:
             self._previous = np.array(state["previous"], dtype=np.float64)
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments."""
-        return {"dims": None if self.dims is None else list(self.dims), "window": self.window}
+        dims = None if self.dims is None else list(self.dims)
+        return {"dims": dims, **super().config()}
