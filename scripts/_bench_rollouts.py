@@ -43,8 +43,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "camera_dark",
         "proprioception_biased",
     ),
-    "semantic": ("wrong_instruction", "distractor"),
+    "semantic": ("distractor",),
+    # A policy that does well what it was wrongly told looks like any other that does well: shown
+    # apart from the others, as what no monitor of the policy can see.
+    "instruction": ("wrong_instruction",),
 }
+
+#: How often each family is drawn.
+SHARES = {"control": 4, "physics": 4, "perception": 4, "semantic": 2, "instruction": 1}
 
 #: What an unperturbed episode is named by.
 NONE = "none"
@@ -129,7 +135,7 @@ def plan(
     folds: dict[str, Fold],
     seed: int,
 ) -> list[Job]:
-    """Every job; which injection an episode gets is drawn once, families in equal shares."""
+    """Every job; which injection an episode gets is drawn once."""
     jobs = []
     for f, (name, fold) in enumerate(folds.items()):
         for s, suite in enumerate(suites):
@@ -163,7 +169,9 @@ def plan(
 
 def _injection(rng: np.random.Generator) -> tuple[str, float]:
     """A type and a severity; an instruction is wrong or it is not."""
-    kinds = list(FAMILIES.values())[int(rng.integers(len(FAMILIES)))]
+    shares = np.array([SHARES[family] for family in FAMILIES], float)
+    family = list(FAMILIES)[int(rng.choice(len(shares), p=shares / shares.sum()))]
+    kinds = FAMILIES[family]
     kind = kinds[int(rng.integers(len(kinds)))]
     severity = float(SEVERITIES[int(rng.integers(len(SEVERITIES)))])
     return kind, 1.0 if kind == TOLD else severity

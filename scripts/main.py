@@ -57,6 +57,7 @@ COMMANDS: dict[str, Command] = {
     "eval segments": Command("eval_segments", "rollouts cut by value, against what was injected"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
+    "monitors bench": Command("bench_monitors", "failure scores, calibrated and compared"),
     "bench experts": Command("bench_experts", "success of the scripted experts"),
 }
 
