@@ -76,9 +76,11 @@ class Fold:
     injected: int
 
 
-#: ``train`` fits scores, ``select`` chooses among them, ``calibrate`` sets thresholds.
+#: ``train`` fits scores, with ``failures`` those that learn from failures; ``select`` chooses among
+#: them, ``calibrate`` sets thresholds.
 FOLDS: dict[str, Fold] = {
     "train": Fold(tuple(range(8)), 8, 8),
+    "failures": Fold(tuple(range(8)), 0, 24),
     "select": Fold(tuple(range(8, 14)), 4, 6),
     "calibrate": Fold(tuple(range(14, 30)), 16, 0),
     "test": Fold(tuple(range(30, 50)), 10, 15),
@@ -137,11 +139,12 @@ def plan(
 ) -> list[Job]:
     """Every job; which injection an episode gets is drawn once."""
     jobs = []
-    for f, (name, fold) in enumerate(folds.items()):
+    for name, fold in folds.items():
         for s, suite in enumerate(suites):
             seen = tasks if name == "test" else max(1, tasks - UNSEEN)
             for task in range(seen):
-                rng = np.random.default_rng(np.random.SeedSequence([seed, f, s, task]))
+                where = [seed, int.from_bytes(name.encode()[:4], "little"), s, task]
+                rng = np.random.default_rng(np.random.SeedSequence(where))
                 order = rng.permutation(fold.states)
                 whats = [(NONE, 0.0)] * fold.plain
                 whats += [_injection(rng) for _ in range(fold.injected)]
