@@ -6,6 +6,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ class Score(ABC):
 
     Attributes:
         name: the key of the score in a monitor's readings and artifact.
-        samples: chunks it needs of one ``infer`` (``num_samples``); more make it no worse.
+        samples: chunks it needs of one ``infer`` (``num_samples``). It is shown the first this
+            many, so that its value does not depend on what other scores asked for.
     """
 
     name: str
@@ -122,6 +124,23 @@ class WindowedScore(Score):
         return {"window": self.window}
 
 
+def shown(score: Score, output: PolicyOutput) -> PolicyOutput:
+    """The part of the policy's answer that a score is shown: its first ``samples`` chunks.
+
+    Raises:
+        ValueError: where the policy was asked for fewer than the score needs.
+    """
+    given = len(output.samples)
+    if given < score.samples:
+        raise ValueError(
+            f"{score.name}: needs {score.samples} samples of the policy, got {given}; call "
+            f"infer(observations, num_samples={score.samples})"
+        )
+    if given == score.samples:
+        return output
+    return replace(output, samples=output.samples[: score.samples])
+
+
 def lookup(registry: Mapping[str, Any], key: str, what: str) -> Any:
     """``registry[key]``; an unknown key raises KeyError naming the nearest ones."""
     if key in registry:
@@ -154,5 +173,5 @@ def score_episode(score: Score, episode: Episode) -> np.ndarray:
             score.reset()
         executed = actions[step:step] if fresh else actions[steps[i - 1] : step]
         output = PolicyOutput(samples=chunks["samples"][i], embedding=chunks["embedding"][i])
-        values[i] = score.update(output, executed)
+        values[i] = score.update(shown(score, output), executed)
     return values

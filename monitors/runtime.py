@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from regrasp.episodes.types import Episode, PolicyOutput
-from regrasp.monitors.base import Score, lookup, score_episode
+from regrasp.monitors.base import Score, lookup, score_episode, shown
 from regrasp.monitors.conformal import Calibration, calibrate
 from regrasp.monitors.scores import SCORES
 from safetensors.numpy import load_file, save_file
@@ -72,6 +72,11 @@ class Monitor:
         self.protocol_hash = protocol_hash
         self.provenance = dict(provenance or {})
 
+    @property
+    def samples(self) -> int:
+        """Chunks that the policy must be asked for at each inference (``num_samples``)."""
+        return max(score.samples for score in self.scores)
+
     def reset(self) -> None:
         """Start an episode, or a segment after a rewind: every window is emptied."""
         for score in self.scores:
@@ -79,7 +84,7 @@ class Monitor:
 
     def update(self, output: PolicyOutput, executed: np.ndarray) -> Reading:
         """Score one inference; see :meth:`Score.update` for the arguments."""
-        values = {score.name: score.update(output, executed) for score in self.scores}
+        values = {score.name: score.update(shown(score, output), executed) for score in self.scores}
         thresholds = self.calibration.thresholds
         causes = tuple(name for name, value in values.items() if value > thresholds[name])
         excess = max(_multiple(value, thresholds[name]) for name, value in values.items())
