@@ -81,7 +81,7 @@ class Fold:
 FOLDS: dict[str, Fold] = {
     "train": Fold(tuple(range(8)), 8, 8),
     "failures": Fold(tuple(range(8)), 0, 24),
-    "select": Fold(tuple(range(8, 14)), 4, 6),
+    "select": Fold(tuple(range(8, 14)), 6, 12),
     "calibrate": Fold(tuple(range(14, 30)), 16, 0),
     "test": Fold(tuple(range(30, 50)), 10, 15),
 }
@@ -148,6 +148,7 @@ def plan(
                 order = rng.permutation(fold.states)
                 whats = [(NONE, 0.0)] * fold.plain
                 whats += [_injection(rng) for _ in range(fold.injected)]
+                seeds = rng.integers(2**31, size=len(whats))
                 for i, (kind, severity) in enumerate(whats):
                     j = i if i < fold.plain else i - fold.plain
                     jobs.append(
@@ -162,7 +163,7 @@ def plan(
                             suite,
                             task,
                             int(order[j % len(order)]),
-                            int(rng.integers(2**31)),
+                            int(seeds[i]),
                             kind,
                             severity,
                         )
