@@ -79,6 +79,7 @@ EXTRAS: dict[str, str] = {
         "train",
     ),
     **dict.fromkeys(("peft", "regex", "torchvision"), "vlm"),
+    **dict.fromkeys(("matplotlib", "rerun"), "viz"),
 }  # fmt: skip
 
 
