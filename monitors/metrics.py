@@ -265,26 +265,14 @@ def length_matched(outcomes: Outcomes) -> LengthMatched:
     Raises:
         ValueError: where no pair can be compared.
     """
+    pairs = _match(outcomes)
     failures, successes = np.flatnonzero(outcomes.failed), np.flatnonzero(~outcomes.failed)
-    _need(outcomes, "length_matched")
-    groups = np.array(outcomes.groups)
-    same = groups[failures][:, None] == groups[successes][None, :]
-    cuts = outcomes.lengths[successes]
-    kept = same & (outcomes.onset[failures][:, None] < cuts[None, :])
-    if not kept.any():
-        raise ValueError(
-            f"length_matched: none of {int(same.sum())} pairs of a failure and a success of one "
-            "group has the failure begin before the success ends; there is nothing to compare"
-        )
-    cut_maxima = np.array([_max_before(outcomes, i, cuts) for i in failures])
+    cut_maxima = np.array([_max_before(outcomes, i, pairs.cuts) for i in failures])
     wins = _wins(cut_maxima, outcomes.maxima[successes][None, :])
-    in_time = outcomes.alarms[failures][:, None] < cuts[None, :]
-    worth = in_time * _worth(outcomes)[failures][:, None]
-    quiet = np.broadcast_to(~outcomes.alarmed[successes], kept.shape).astype(np.float64)
-    hits = in_time.astype(np.float64)
+    hits, quiet, worth = _matched_parts(outcomes, pairs)
 
     def figure(values: np.ndarray) -> Figure:
-        return _pair_estimate(outcomes, values, kept, _group_of(same))
+        return _pair_estimate(outcomes, values, pairs.kept, _group_of(pairs.same))
 
     return LengthMatched(
         auroc=figure(wins),
@@ -292,10 +280,59 @@ def length_matched(outcomes: Outcomes) -> LengthMatched:
         tnr=figure(quiet),
         balanced_accuracy=figure((hits + quiet) / 2),
         twa=figure((worth + quiet) / 2),
-        pairs=int(kept.sum()),
-        excluded=int((same & ~kept).sum()),
-        unmatched=int((~same.any(axis=1)).sum()),
+        pairs=int(pairs.kept.sum()),
+        excluded=int((pairs.same & ~pairs.kept).sum()),
+        unmatched=int((~pairs.same.any(axis=1)).sum()),
     )
+
+
+def twa_difference(first: Outcomes, second: Outcomes) -> Figure:
+    """Length-matched TWA of one monitor less that of another on the same episodes, paired.
+
+    Both are resampled together, so that what is hard for both does not widen the interval.
+    ValueError where the episodes differ.
+    """
+    for field in ("failed", "lengths", "horizons", "groups"):
+        if not np.array_equal(getattr(first, field), getattr(second, field)):
+            raise ValueError(f"twa_difference: {field} differs; give the same episodes to both")
+    pairs = _match(first)
+    values = []
+    for outcomes in (first, second):
+        _, quiet, worth = _matched_parts(outcomes, pairs)
+        values.append((worth + quiet) / 2)
+    return _pair_estimate(first, values[0] - values[1], pairs.kept, _group_of(pairs.same))
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Failures ``[F]`` against successes ``[S]``: ``same`` group, ``kept`` ones, the ``cuts``."""
+
+    same: np.ndarray
+    kept: np.ndarray
+    cuts: np.ndarray
+
+
+def _match(outcomes: Outcomes) -> _Pairs:
+    """The pairs of :func:`length_matched`; ValueError where none can be compared."""
+    _need(outcomes, "length_matched")
+    groups = np.array(outcomes.groups)
+    same = groups[outcomes.failed][:, None] == groups[~outcomes.failed][None, :]
+    cuts = _of_successes(outcomes, outcomes.lengths)
+    kept = same & (_of_failures(outcomes, outcomes.onset)[:, None] < cuts[None, :])
+    if not kept.any():
+        raise ValueError(
+            f"length_matched: none of {int(same.sum())} pairs of a failure and a success of one "
+            "group has the failure begin before the success ends; there is nothing to compare"
+        )
+    return _Pairs(same, kept, cuts)
+
+
+def _matched_parts(outcomes: Outcomes, pairs: _Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of every pair ``[F, S]``: failure alarmed in time, success kept quiet, worth of the alarm."""
+    in_time = _of_failures(outcomes, outcomes.alarms)[:, None] < pairs.cuts[None, :]
+    worth = in_time * _of_failures(outcomes, _worth(outcomes))[:, None]
+    quiet = np.broadcast_to(~_of_successes(outcomes, outcomes.alarmed), pairs.kept.shape)
+    return in_time.astype(np.float64), quiet.astype(np.float64), worth
 
 
 def summary(outcomes: Outcomes) -> dict[str, Figure]:

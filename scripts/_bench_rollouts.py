@@ -80,7 +80,7 @@ class Fold:
 #: them, ``calibrate`` sets thresholds.
 FOLDS: dict[str, Fold] = {
     "train": Fold(tuple(range(8)), 8, 8),
-    "failures": Fold(tuple(range(8)), 0, 24),
+    "failures": Fold(tuple(range(8)), 1, 24),
     "select": Fold(tuple(range(8, 14)), 6, 12),
     "calibrate": Fold(tuple(range(14, 30)), 16, 0),
     "test": Fold(tuple(range(30, 50)), 10, 15),

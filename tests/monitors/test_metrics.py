@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from regrasp.monitors import metrics
-from regrasp.monitors.metrics import Outcomes, first_alarm, length_matched
+from regrasp.monitors.metrics import Outcomes, first_alarm, length_matched, twa_difference
 from sklearn.metrics import roc_auc_score
 
 NAN = float("nan")
@@ -250,3 +250,28 @@ def test_one_kind_of_episode_is_not_enough():
             metric(only)
     with pytest.raises(ValueError, match="step=100"):
         metrics.auroc_alive(HAND, 100)
+
+
+def test_twa_difference_is_the_difference_and_is_paired():
+    rng = np.random.default_rng(5)
+    failed = rng.random(80) < 0.4
+    lengths = np.where(failed, 200, rng.integers(60, 120, 80))
+    steps = [np.arange(0, n, 8) for n in lengths]
+    onset = np.where(failed, 20.0, np.nan)
+
+    def outcomes(missed):
+        alarms = np.where(failed & ~missed, 40.0, np.nan)
+        scores = [np.zeros(len(s)) for s in steps]
+        return Outcomes(scores, steps, failed, lengths, np.full(80, 200), onset, alarms, ["t"] * 80)
+
+    missed = rng.random(80) < 0.5
+    good, bad = outcomes(missed & (rng.random(80) < 0.9)), outcomes(missed)
+    difference = twa_difference(good, bad)
+    apart = [length_matched(o).twa for o in (good, bad)]
+    assert difference.value == pytest.approx(apart[0].value - apart[1].value)
+    assert difference.low >= 0.0
+    width = difference.high - difference.low
+    assert width < 0.5 * sum(f.high - f.low for f in apart)
+    other = outcomes(missed)
+    with pytest.raises(ValueError, match="lengths differs"):
+        twa_difference(good, replace(other, lengths=other.lengths + 1, horizons=other.horizons + 1))
