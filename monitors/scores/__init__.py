@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from regrasp.monitors.base import Score
+from regrasp.monitors.scores.ace import Ace
 from regrasp.monitors.scores.clock import Clock
+from regrasp.monitors.scores.knn import Knn
+from regrasp.monitors.scores.mahalanobis import Mahalanobis
+from regrasp.monitors.scores.reversal import Reversal
 from regrasp.monitors.scores.rnd_oe import RndOe
+from regrasp.monitors.scores.spread import FlowSpread
+from regrasp.monitors.scores.stac import StacKl, StacMmd
 from regrasp.monitors.scores.tide import Tide
 
 #: Name -> score.
-SCORES: dict[str, type[Score]] = {"clock": Clock, "rnd_oe": RndOe, "tide": Tide}
+SCORES: dict[str, type[Score]] = {
+    "ace": Ace,
+    "clock": Clock,
+    "knn": Knn,
+    "mahalanobis": Mahalanobis,
+    "reversal": Reversal,
+    "rnd_oe": RndOe,
+    "spread": FlowSpread,
+    "stac": StacMmd,
+    "stac_kl": StacKl,
+    "tide": Tide,
+}
