@@ -40,7 +40,7 @@ class Reversal(WindowedScore):
 
     def forget(self) -> None:
         """Forget the last motion."""
-        self._last = np.zeros((0, 3))
+        self._last: np.ndarray = np.zeros((0, 3))
 
     def raw(self, output: PolicyOutput, executed: np.ndarray) -> float | None:
         """See :class:`WindowedScore`; None where nothing was executed since the last inference."""
