@@ -1,0 +1,94 @@
+"""A threshold for each moment: a functional conformal band from two disjoint sets of successes.
+
+    mu_t, sigma_t   mean and width of the scores at moment t over set A
+    D_j = max_t (s_j,t - mu_t) / sigma_t   for each success j of set B
+    h = the k-th smallest D_j, k = ceil((|B| + 1)(1 - alpha)); +inf where k > |B|
+    alarm:  s_t > mu_t + h sigma_t
+
+Given A, the D of a new success is exchangeable with those of B, whatever mu and sigma are: so
+P(it ever alarms | it succeeds) <= alpha. The shape decides only how early failures show. It assumes
+that a moment means the same in every episode; where retries shift it, a constant serves better.
+
+Two forms of this in public code break the promise, and are measured beside it in the coverage
+study: the deviation with its sign flipped, (mu - s) / sigma, and a quantile at each moment apart,
+which bounds false alarms at that moment and not over the episode. FAIL-Detect (arXiv 2503.08558) takes
+the band from Diquigiovanni et al., "The importance of being a band" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from regrasp.monitors.conformal import conformal_threshold
+from regrasp.monitors.thresholds import Curve
+
+#: A moment at which fewer episodes of set A still run takes the last moment's mean and width.
+LEAST = 5
+#: Widths below this share of the typical one are raised to it: a moment at which all episodes of a
+#: small set agree would alarm at the slightest difference.
+NARROWEST = 0.25
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Centre and width of a band.
+
+    Attributes:
+        steps: int ``[G]``, the control steps at which set A was looked at.
+        centre: float ``[G]``, mu.
+        width: float ``[G]``, sigma, positive.
+    """
+
+    steps: np.ndarray
+    centre: np.ndarray
+    width: np.ndarray
+
+    def deviation(self, scores: np.ndarray, steps: np.ndarray) -> float:
+        """max_t (s_t - mu_t) / sigma_t of one episode."""
+        centre = np.interp(steps, self.steps, self.centre)
+        width = np.interp(steps, self.steps, self.width)
+        return float(np.max((np.asarray(scores) - centre) / width))
+
+
+def fit_shape(scores: Sequence[np.ndarray], steps: Sequence[np.ndarray]) -> Shape:
+    """Mean and width at each moment of set A.
+
+    Args:
+        scores: float ``[C_i]`` an episode.
+        steps: int ``[C_i]``, the control steps of those scores.
+
+    Raises:
+        ValueError: for fewer than :data:`LEAST` episodes, or lengths that differ.
+    """
+    if len(scores) < LEAST or len(scores) != len(steps):
+        raise ValueError(
+            f"fit_shape: {len(scores)} episodes with {len(steps)} step arrays; give the same of "
+            f"both, at least {LEAST}"
+        )
+    grid = np.unique(np.concatenate([np.asarray(s, dtype=np.int64) for s in steps]))
+    table = np.full((len(scores), len(grid)), np.nan)
+    for row, score, step in zip(table, scores, steps, strict=True):
+        row[np.searchsorted(grid, step)] = score
+    enough = np.sum(~np.isnan(table), axis=0) >= LEAST
+    if not enough.any():
+        raise ValueError(f"fit_shape: no moment has {LEAST} episodes; are the steps on one grid?")
+    grid, table = grid[enough], table[:, enough]
+    width = np.nanstd(table, axis=0, ddof=1)
+    floor = max(NARROWEST * float(np.median(width)), 1e-9)
+    return Shape(grid, np.nanmean(table, axis=0), np.maximum(width, floor))
+
+
+def calibrate_band(
+    shape: Shape, scores: Sequence[np.ndarray], steps: Sequence[np.ndarray], alpha: float
+) -> Curve:
+    """The band of a shape from set B, disjoint from what the shape was fitted to.
+
+    Late moments, which few episodes reached, keep the last reliable centre and width.
+    """
+    deviations = np.array(
+        [shape.deviation(score, step) for score, step in zip(scores, steps, strict=True)]
+    )
+    height = conformal_threshold(deviations, alpha)
+    return Curve(shape.steps, shape.centre + height * shape.width, alpha, len(deviations))
