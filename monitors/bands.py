@@ -11,8 +11,8 @@ that a moment means the same in every episode; where retries shift it, a constan
 
 Two forms of this in public code break the promise, and are measured beside it in the coverage
 study: the deviation with its sign flipped, (mu - s) / sigma, and a quantile at each moment apart,
-which bounds false alarms at that moment and not over the episode. FAIL-Detect (arXiv 2503.08558) takes
-the band from Diquigiovanni et al., "The importance of being a band" (2021).
+which bounds false alarms at that moment and not over the episode. FAIL-Detect (arXiv 2503.08558)
+takes the band from Diquigiovanni et al., "The importance of being a band" (2021).
 """
 
 from __future__ import annotations

@@ -210,9 +210,7 @@ class Projection:
         return len(self.mean) - self.components.shape[0] + self.components.shape[1]
 
     @classmethod
-    def fit(
-        cls, embeddings: np.ndarray, actions: np.ndarray | None, components: int
-    ) -> Projection:
+    def fit(cls, embeddings: np.ndarray, actions: np.ndarray | None, components: int) -> Projection:
         """From rows ``[N, D]`` and ``[N, F]``; fewer components where the rank is lower."""
         if components < 1:
             raise ValueError(f"Projection.fit: components is {components}; it must be at least 1")

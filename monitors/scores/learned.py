@@ -121,9 +121,7 @@ def pad(data: LabelledEpisodes, inputs: list[np.ndarray]) -> Batch:
     return Batch(x, mask, failed, class_weights(data.failed), begun, dated)
 
 
-def prepare(
-    data: LabelledEpisodes, inputs: Inputs, components: int
-) -> tuple[Projection, Batch]:
+def prepare(data: LabelledEpisodes, inputs: Inputs, components: int) -> tuple[Projection, Batch]:
     """The projection fitted to the episodes, cut, and what a network then trains on."""
     check_inputs(inputs)
     data = data.cut()
