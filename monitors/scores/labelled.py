@@ -148,7 +148,10 @@ class LabelledEpisodes:
 
     @classmethod
     def from_episodes(
-        cls, episodes: Sequence[Episode], onsets: Sequence[int | None] | None = None
+        cls,
+        episodes: Sequence[Episode],
+        onsets: Sequence[int | None] | None = None,
+        samples: int = 1,
     ) -> LabelledEpisodes:
         """What a monitor would have seen of stored episodes, and how they ended.
 
@@ -156,6 +159,7 @@ class LabelledEpisodes:
             episodes: with recorded chunks (``step``, ``samples``, ``embedding``). One with several
                 segments, that is with rewinds, raises ValueError: its parts ended differently.
             onsets: the control step at which each one's failure began, None where unknown.
+            samples: chunks of each inference that are read: as many as the score will be shown.
         """
         embeddings, actions, chunk_onsets = [], [], []
         for i, episode in enumerate(episodes):
@@ -166,7 +170,7 @@ class LabelledEpisodes:
                     "rewound; give rollouts recorded with their chunks, without recoveries"
                 )
             embeddings.append(np.asarray(episode.chunks["embedding"], dtype=np.float32))
-            actions.append(_episode_features(episode))
+            actions.append(_episode_features(episode, samples))
             onset = None if onsets is None else onsets[i]
             steps = episode.chunks["step"]
             chunk_onsets.append(None if onset is None else int(np.searchsorted(steps, onset)))
@@ -179,12 +183,12 @@ class LabelledEpisodes:
         )
 
 
-def _episode_features(episode: Episode) -> np.ndarray:
+def _episode_features(episode: Episode, samples: int) -> np.ndarray:
     """:func:`action_features` of each inference of a stored episode, ``[C, F]``."""
     chunks, actions = episode.chunks, episode.steps["action"]
     rows, previous, last = [], None, 0
     for i, step in enumerate(chunks["step"]):
-        output = PolicyOutput(chunks["samples"][i], chunks["embedding"][i])
+        output = PolicyOutput(chunks["samples"][i][:samples], chunks["embedding"][i])
         rows.append(action_features(output, actions[last:step], previous))
         previous, last = np.asarray(output.samples[0], dtype=np.float32), step
     return np.stack(rows)
