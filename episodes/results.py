@@ -100,6 +100,37 @@ def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
     return low, high
 
 
+def clopper_pearson(failures: int, n: int, delta: float) -> float:
+    """One-sided exact upper bound of a binomial rate (Clopper and Pearson 1934).
+
+    The rate p at which ``failures`` or fewer of ``n`` have probability ``delta``, which is
+    Beta^-1(1 - delta; failures + 1, n - failures): whatever the true rate, the bound is below it
+    with probability at most ``delta``. 1.0 where all failed.
+
+    Raises:
+        ValueError: if not ``0 <= failures <= n`` with ``n >= 1``, or ``delta`` outside (0, 1).
+    """
+    if n < 1 or not 0 <= failures <= n:
+        raise ValueError(
+            f"clopper_pearson: failures={failures}, n={n}; need 0 <= failures <= n, n >= 1"
+        )
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"clopper_pearson: delta={delta}; it must lie strictly between 0 and 1")
+    if failures == n:
+        return 1.0
+    counts = range(failures + 1)
+    choose = np.array(
+        [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in counts]
+    )
+    i = np.arange(failures + 1)
+    low, high = 0.0, 1.0  # P(Binomial(n, p) <= failures) falls from 1 to 0 between them
+    for _ in range(60):
+        p = (low + high) / 2
+        tail = float(np.exp(choose + i * math.log(p) + (n - i) * math.log1p(-p)).sum())
+        low, high = (p, high) if tail > delta else (low, p)
+    return high
+
+
 def paired_difference(
     treated: Sequence[float],
     control: Sequence[float],
