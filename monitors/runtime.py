@@ -229,6 +229,7 @@ def calibrate_monitor(
     combine: str = "bonferroni",
     scales: Mapping[str, float] | None = None,
     segments: int = 1,
+    spec: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Monitor:
     """A monitor from calibration episodes; those that failed are left out.
@@ -254,6 +255,7 @@ def calibrate_monitor(
         calibrate(maxima, alpha, combine=combine, scales=scales, segments=segments),
         policy_hash=successes[0].header.policy_hash,
         protocol_hash=successes[0].header.protocol_hash,
+        spec=spec,
         provenance=provenance,
     )
 

@@ -146,7 +146,8 @@ class _Run:
         config, policy, monitor = self.s.config, self.s.policy, self.s.monitor
         policy.reset(segment_seed(self.header.seed, self.segment))
         if monitor is not None:
-            monitor.reset()
+            monitor.reset(group=f"{self.header.suite}/{self.header.task}", segment=self.segment)
+        samples = 1 if monitor is None else monitor.samples
         self.trace = [self.state]
         self.grippers: list[float] = []
         executed = np.zeros((0, 0), dtype=np.float32)
@@ -155,7 +156,7 @@ class _Run:
         # was just thrown off may well hang, empty, above an object at rest.
         candidate: Checkpoint | None = None
         while not self.over:
-            output = policy.infer([self.robot.observation()])[0]
+            output = policy.infer([self.robot.observation()], samples)[0]
             row: dict[str, Any] = {
                 "step": np.int64(self.step),
                 "samples": output.samples,

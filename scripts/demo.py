@@ -17,8 +17,6 @@ import numpy as np
 from regrasp.episodes.results import Figure, write_result
 from regrasp.episodes.store import EpisodeStore
 from regrasp.monitors.runtime import Monitor, calibrate_monitor
-from regrasp.monitors.scores.rnd_oe import RndOe
-from regrasp.monitors.scores.tide import Tide
 from regrasp.scripts._films import FPS, STRIDE, choose, make_films
 from regrasp.scripts._rollouts import (
     Setup,
@@ -36,12 +34,6 @@ from rich.table import Table
 
 #: The monitor shipped for a policy lies in ``<this>/<policy>``.
 SHIPPED = Path(__file__).parent.parent / "monitors" / "weights"
-
-
-#: Inferences a score is averaged over: a single disagreement, as where the gripper closes a step
-#: earlier than planned, is no failure. Chosen, as the patience is, on perturbed episodes from the
-#: training states.
-WINDOW = 3
 
 
 @dataclass(frozen=True)
@@ -80,9 +72,9 @@ class Args:
         policy: name of the policy.
         checkpoint: folder of its weights; the shipped ones when None.
         monitor: folder of a monitor artifact; the shipped one when None.
-        recalibrate: run calibration episodes and calibrate a monitor of this run's own.
-        calibration_states: initial states of the training split that recalibration uses; the
-            first half trains RND-OE, the other half calibrates the thresholds.
+        recalibrate: run calibration episodes and set the monitor's thresholds anew from them.
+        calibration_states: initial states of the training split that recalibration uses, the
+            last ones; the first ones trained the shipped monitor's scores.
         protocol: evaluation protocol.
         seed: of everything.
         workers: processes.
@@ -97,12 +89,12 @@ class Args:
     counts: Counts = field(default_factory=Counts)
     tries: int = 2
     execute: int | None = None
-    alpha: float = 0.1
+    alpha: float = 0.05
     policy: str = "small_vla"
     checkpoint: Path | None = None
     monitor: Path | None = None
     recalibrate: bool = False
-    calibration_states: int = 30
+    calibration_states: int = 15
     protocol: str = "openpi"
     seed: int = 0
     workers: int = 2
@@ -187,39 +179,31 @@ def main(args: Args) -> Summary:
 
 
 def recalibrate(console: Console, args: Args, setup: Setup, folder: Path) -> None:
-    """Roll the policy out on training states and calibrate a monitor on its successes."""
+    """Roll the policy out on training states and set the thresholds from its successes."""
     from dataclasses import replace
 
     from regrasp.sim.protocol import TRAIN_STATES
 
-    states = TRAIN_STATES[: args.calibration_states]
+    given = Monitor.load(args.monitor or SHIPPED / args.policy)
+    states = TRAIN_STATES[-args.calibration_states :]
     jobs = plan_calibration(args.suites, args.tasks, states, args.seed)
     setup = replace(setup, store=args.out / "calibration", monitor=None)
     follow(console, "calibration", len(jobs), run_jobs(setup, jobs, args.workers))
     store = EpisodeStore.open(setup.store)
-    fit_monitor(store, states, args.alpha, args.seed).save(folder)
-
-
-def fit_monitor(store: EpisodeStore, states: Sequence[int], alpha: float, seed: int) -> Monitor:
-    """Train RND-OE on the first half of the states, calibrate both scores on the other half."""
-    half = states[len(states) // 2]
     episodes = [store.load(i, ["action"]) for i in range(len(store))]
-    training = [e for e in episodes if e.header.success and e.header.init_state < half]
-    embeddings = np.concatenate([e.chunks["embedding"] for e in training])
-    calibration = [e for e in episodes if e.header.init_state >= half]
-    return calibrate_monitor(
-        [Tide(window=WINDOW), RndOe.train(embeddings, seed=seed, window=WINDOW)],
-        calibration,
-        alpha,
+    calibrate_monitor(
+        given.scores,
+        episodes,
+        args.alpha,
+        spec=given.spec,
         provenance={
+            "scores": given.provenance,
             "suites": sorted({e.header.suite for e in episodes}),
-            "rnd_training_episodes": len(training),
-            "rnd_training_states": [s for s in states if s < half],
-            "calibration_states": [s for s in states if s >= half],
-            "calibration_success": float(np.mean([e.header.success for e in calibration])),
-            "seed": seed,
+            "calibration_states": list(states),
+            "calibration_success": float(np.mean([e.header.success for e in episodes])),
+            "seed": args.seed,
         },
-    )
+    ).save(folder)
 
 
 def stamp(args: Args, policy_hash: str, protocol_hash: str) -> None:
