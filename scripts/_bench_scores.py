@@ -34,29 +34,37 @@ class Training:
     """What scores may learn from.
 
     Attributes:
-        good: unperturbed successes of the training fold.
-        labelled: all rollouts of the training folds, with what became of them.
+        good: unperturbed successes.
+        labelled: successes and failures, with what became of them; None where no score of
+            failures is asked for.
         seed: of initialisation and order.
     """
 
-    good: Sequence[Rollout]
-    labelled: LabelledEpisodes
+    good: Sequence[Episode]
+    labelled: LabelledEpisodes | None
     seed: int
+
+    @property
+    def outcomes(self) -> LabelledEpisodes:
+        """``labelled``; ValueError where there is none."""
+        if self.labelled is None:
+            raise ValueError("Training.labelled: this score learns from failures; give some")
+        return self.labelled
 
     @property
     def embeddings(self) -> np.ndarray:
         """Of the successes, ``[N, D]``."""
-        return np.concatenate([r.episode.chunks["embedding"] for r in self.good])
+        return np.concatenate([e.chunks["embedding"] for e in self.good])
 
     @property
     def chunks(self) -> np.ndarray:
         """What ran in the successes, ``[N, H, A]``."""
-        return np.concatenate([r.episode.chunks["samples"][:, 0] for r in self.good])
+        return np.concatenate([e.chunks["samples"][:, 0] for e in self.good])
 
 
 def training_of(rollouts: Sequence[Rollout], seed: int) -> Training:
     """The training folds of a benchmark."""
-    good = successes(of_fold(rollouts, "train"))
+    good = [r.episode for r in successes(of_fold(rollouts, "train"))]
     every = [r for r in of_fold(rollouts, "train", "failures") if r.family != UNTEACHABLE]
     onsets = [int(r.onset) if r.failed else None for r in every]
     labelled = LabelledEpisodes.from_episodes([r.episode for r in every], onsets)
@@ -76,10 +84,10 @@ FITS: dict[str, Callable[[Training], Score]] = {
     "mahalanobis": lambda t: Mahalanobis.train(t.embeddings),
     "knn": lambda t: Knn.train(t.embeddings),
     "logpzo": lambda t: LogpZo.train(t.embeddings, seed=t.seed),
-    "safe_mlp": lambda t: SafeMlp.train(t.labelled, seed=t.seed),
-    "safe_lstm": lambda t: SafeLstm.train(t.labelled, seed=t.seed),
-    "hide_and_seek": lambda t: HideAndSeek.train(t.labelled, seed=t.seed),
-    "onset": lambda t: Onset.train(t.labelled, seed=t.seed),
+    "safe_mlp": lambda t: SafeMlp.train(t.outcomes, seed=t.seed),
+    "safe_lstm": lambda t: SafeLstm.train(t.outcomes, seed=t.seed),
+    "hide_and_seek": lambda t: HideAndSeek.train(t.outcomes, seed=t.seed),
+    "onset": lambda t: Onset.train(t.outcomes, seed=t.seed),
 }
 
 
