@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from regrasp.monitors.bands import calibrate_band, fit_shape
+from regrasp.monitors.bands import LEAST, calibrate_band, fit_shape
 from regrasp.monitors.conformal import conformal_threshold
 from regrasp.monitors.metrics import Outcomes, length_matched
 from regrasp.monitors.thresholds import Constant, Threshold
@@ -21,7 +21,6 @@ from regrasp.scripts._bench_data import Rollout, of_fold, successes
 from regrasp.scripts._bench_scores import UNTEACHABLE, windowed
 
 WINDOWS = (1, 2, 3, 5, 8)
-STYLES = ("constant", "band")
 #: Combined legs are in units of what their largest value exceeds in one success of twenty.
 USUAL = 0.95
 #: Of several legs, the number that counts; legs are in units of what they rarely exceed.
@@ -157,6 +156,8 @@ class Chooser:
     def __init__(self, folds: Folds, readings: Readings, alpha: float) -> None:
         self.folds, self.readings, self.alpha = folds, readings, alpha
         self.good = successes(folds.select)
+        # A band is judged with its shape from one half of the successes.
+        self.styles = ("constant", "band") if len(self.good) >= 2 * LEAST else ("constant",)
         self._worth: dict[Candidate, float] = {}
 
     def sizes(self, candidate: Candidate) -> np.ndarray:
@@ -205,7 +206,7 @@ class Chooser:
     def best_single(self, score: str) -> Candidate:
         """A score's own window and style."""
         return self.best(
-            [Candidate((score,), (w,), style=style) for style in STYLES for w in WINDOWS]
+            [Candidate((score,), (w,), style=style) for style in self.styles for w in WINDOWS]
         )
 
     def best_pair(self, first: str, second: str, rules: Sequence[str]) -> Candidate:
@@ -214,7 +215,7 @@ class Chooser:
             [
                 Candidate((first, second), windows, rule, style)
                 for rule in rules
-                for style in STYLES
+                for style in self.styles
                 for windows in itertools.product(WINDOWS, repeat=2)
             ]
         )
