@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from regrasp.monitors.conformal import conformal_threshold
+from regrasp.monitors.conformal import conformal_rank, conformal_threshold
 from regrasp.monitors.thresholds import Curve
 
 #: A moment at which fewer episodes of set A still run takes the last moment's mean and width.
@@ -52,12 +52,20 @@ class Shape:
         return float(np.max((np.asarray(scores) - centre) / width))
 
 
-def fit_shape(scores: Sequence[np.ndarray], steps: Sequence[np.ndarray]) -> Shape:
+def fit_shape(
+    scores: Sequence[np.ndarray], steps: Sequence[np.ndarray], trim: float | None = None
+) -> Shape:
     """Mean and width at each moment of set A.
+
+    The width is the standard deviation over the episodes that still run. With ``trim`` it is the
+    largest |s_t - mu_t| among those left when the share ``trim`` of the episodes that stray
+    farthest from mu at any moment is set aside (all are kept where they are too few for it), as
+    FAIL-Detect does at trim = alpha.
 
     Args:
         scores: float ``[C_i]`` an episode.
         steps: int ``[C_i]``, the control steps of those scores.
+        trim: share set aside, strictly between 0 and 1; None for the standard deviation.
 
     Raises:
         ValueError: for fewer than :data:`LEAST` episodes, or lengths that differ.
@@ -75,9 +83,19 @@ def fit_shape(scores: Sequence[np.ndarray], steps: Sequence[np.ndarray]) -> Shap
     if not enough.any():
         raise ValueError(f"fit_shape: no moment has {LEAST} episodes; are the steps on one grid?")
     grid, table = grid[enough], table[:, enough]
-    width = np.nanstd(table, axis=0, ddof=1)
+    centre = np.nanmean(table, axis=0)
+    width = np.nanstd(table, axis=0, ddof=1) if trim is None else _trimmed(table - centre, trim)
     floor = max(NARROWEST * float(np.median(width)), 1e-9)
-    return Shape(grid, np.nanmean(table, axis=0), np.maximum(width, floor))
+    return Shape(grid, centre, np.maximum(width, floor))
+
+
+def _trimmed(differences: np.ndarray, trim: float) -> np.ndarray:
+    """Largest absolute difference ``[G]`` of those episodes ``[n, G]`` that stray least."""
+    sizes = np.abs(differences)
+    farthest = np.fmax.reduce(sizes, axis=1)
+    rank = min(conformal_rank(len(farthest), trim), len(farthest))
+    kept = sizes[farthest <= np.sort(farthest)[rank - 1]]
+    return np.fmax.reduce(kept, axis=0, initial=0.0)  # 0 where none of them runs: the floor then
 
 
 def calibrate_band(

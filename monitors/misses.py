@@ -8,6 +8,11 @@ M <= q. At q just below M_(k), the chance of missing a new failure exchangeable 
     on average k / (n + 1) at most                  (split conformal),
     Beta(k, n + 1 - k) distributed, given them      (Wilks' tolerance limit).
 
+The second is fixed-sequence testing (Learn then Test, arXiv 2110.01052) from the most sensitive
+threshold on: go up to M_(k) while the exact binomial test of "more than beta are missed" rejects at
+delta; the chance of a miss only grows with the threshold, so no correction is needed. A monitor
+fixed beforehand, whatever its thresholds, gets a bound from failures by :func:`miss_bound`.
+
 Both sides rarely can be had at once: the least false alarms that a bound on misses allows is read
 off the successes' maxima at that threshold. Failures of another kind than the calibration's are
 outside any promise.
@@ -19,10 +24,30 @@ import math
 import warnings
 
 import numpy as np
+from regrasp.episodes.results import clopper_pearson
 
 
 class TooFewFailuresWarning(UserWarning):
     """The failures cannot promise the bound on misses asked for; the threshold is -inf."""
+
+
+def miss_bound(alarmed: np.ndarray, delta: float) -> float:
+    """Upper bound on P(no alarm | failure) of a monitor that was fixed before these failures.
+
+    Clopper-Pearson: the bound is too low with probability at most ``delta`` over the failures.
+
+    Args:
+        alarmed: bool ``[n]``, whether the monitor alarmed in each failed episode (in time, if that
+            is what counts).
+        delta: allowed chance that the bound does not hold.
+    """
+    alarmed = np.asarray(alarmed)
+    if alarmed.ndim != 1 or not len(alarmed) or alarmed.dtype != bool:
+        raise ValueError(
+            f"miss_bound: alarmed is {alarmed.dtype} of shape {alarmed.shape}; give one truth "
+            "value an episode, at least one"
+        )
+    return clopper_pearson(int((~alarmed).sum()), len(alarmed), delta)
 
 
 def miss_threshold(maxima: np.ndarray, beta: float, delta: float | None = None) -> float:

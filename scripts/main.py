@@ -58,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
     "monitors bench": Command("bench_monitors", "failure scores, calibrated and compared"),
+    "monitors coverage": Command("coverage", "do calibrations keep their promise? simulated"),
     "bench experts": Command("bench_experts", "success of the scripted experts"),
 }
 
