@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from regrasp.episodes.results import Figure
 from regrasp.monitors.metrics import (
+    EARLY,
     Outcomes,
     auroc,
     before_onset_share,
-    early_share,
     lead_fraction,
+    lead_fractions,
     length_matched,
-    tnr,
-    tpr,
     twa,
     twa_difference,
 )
@@ -71,20 +70,26 @@ def judged(chooser: Chooser, candidate: Candidate, rollouts: Sequence[Rollout]) 
 def of_outcomes(found: Outcomes) -> dict[str, Figure]:
     """The leaderboard's figures."""
     matched = length_matched(found)
+    early = lead_fractions(found) <= EARLY
     figures = {
         "twa": twa(found),
         "twa_length_matched": matched.twa,
         "auroc": auroc(found),
         "auroc_length_matched": matched.auroc,
-        "tpr": tpr(found),
+        "tpr": _rate(found.alarmed & found.failed, found.failed),
         "tpr_length_matched": matched.tpr,
-        "tnr": tnr(found),
+        "tnr": _rate(~found.alarmed & ~found.failed, ~found.failed),
         "lead_fraction": lead_fraction(found),
-        "early_share": early_share(found),
+        "early_share": Figure.rate(int(early.sum()), len(early), "of failures"),
     }
     if (found.alarmed & found.failed).any():
         figures["before_onset_share"] = before_onset_share(found)
     return figures
+
+
+def _rate(hits: np.ndarray, of: np.ndarray) -> Figure:
+    """A rate with Wilson's interval: a bootstrap has none where all or none are hits."""
+    return Figure.rate(int(hits.sum()), int(of.sum()), "of episodes")
 
 
 def false_alarms(found: Outcomes, rollouts: Sequence[Rollout]) -> Figure:

@@ -32,7 +32,11 @@ COLUMNS: dict[str, str] = {
 def ranked(figures: Mapping[str, Figure], prefix: str = "") -> list[str]:
     """Entries by length-matched TWA, the best first."""
     tail = ".twa_length_matched"
-    keys = [k.removeprefix(prefix).removesuffix(tail) for k in figures if k.endswith(tail)]
+    keys = [
+        k.removeprefix(prefix).removesuffix(tail)
+        for k in figures
+        if k.startswith(prefix) and k.endswith(tail)
+    ]
     keys = [k for k in keys if "." not in k and "_minus_" not in k]
     return sorted(keys, key=lambda k: -figures[f"{prefix}{k}{tail}"].value)
 
@@ -123,7 +127,7 @@ INTRODUCTION = """# Monitors compared
 
     regrasp monitors bench
 
-Made by that command and `make docs`; every figure has a 95 % bootstrap interval over episodes.
+Made by that command and `make docs`; intervals are 95 %: Wilson for rates, else bootstrap.
 A policy is rolled out in libero_object and libero_spatial, unperturbed and with injected failures.
 Scores are trained on some initial states of the *seen* tasks; each one's window and threshold style
 are chosen on others, by length-matched TWA; thresholds are set at alpha 0.05 on others again, from

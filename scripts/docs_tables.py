@@ -1,4 +1,4 @@
-"""The results page and the README's headline figures, from `docs/results/*.json`: `make docs`.
+"""The results pages and the README's headline figures, from `docs/results/*.json`: `make docs`.
 
 No figure in the docs is typed by hand. Each result has a table of its own, so that figures measured
 under different protocols never share one.
@@ -13,10 +13,13 @@ from typing import Any
 
 import tyro
 from regrasp.episodes.results import Figure, read_result
+from regrasp.scripts._bench_report import POLICIES, page
 
 #: What a result measures, in the order of the page; results not named here follow by name.
 TITLES: dict[str, str] = {
     "demo": "The loop closed once: perturbed episodes without and with the supervisor",
+    "monitors": "Monitors of the shipped policy, compared",
+    "monitors_lerobot": "Monitors of LeRobot's ACT, compared",
     "bench_sim": "Simulation: stock LIBERO and ours side by side",
     "bench_store": "Random training windows: our store and LeRobotDataset on the same episodes",
     "experts": "Scripted experts on the training initial states",
@@ -43,6 +46,9 @@ PROMISES: dict[tuple[str, str], tuple[str, float]] = {
     ("eval_vla", "libero_object"): (">=", 0.85),
     ("eval_vla", "libero_spatial"): (">=", 0.75),
     ("demo", "minutes"): ("<=", 15.0),
+    ("monitors", "default.twa"): (">=", 0.75),
+    ("monitors", "default.lead_fraction"): ("<=", 1 / 3),
+    ("monitors", "default.p99_ms"): ("<=", 1.0),
     ("failures", "samples"): (">=", 2000.0),
     ("failures", "types"): (">=", 12.0),
     ("failures", "tasks"): (">=", 20.0),
@@ -62,6 +68,9 @@ HEADLINES: tuple[tuple[str, str, str], ...] = (
     ("eval_vla", "libero_object", "shipped policy, libero_object, held-out initial states"),
     ("eval_vla", "libero_spatial", "shipped policy, libero_spatial, held-out initial states"),
     ("eval_vla", "wrong_instruction", "the same policy, given a wrong instruction"),
+    ("monitors", "default.twa", "default monitor on held-out rollouts: TWA"),
+    ("monitors", "default_minus_fiper.twa_length_matched", "its length-matched TWA less FIPER's"),
+    ("monitors", "default.early_share", "failures it detects in the first third of their time"),
     ("experts", "libero_object", "scripted experts, libero_object"),
     ("experts", "libero_spatial", "scripted experts, libero_spatial"),
     ("experts", "libero_goal", "scripted experts, libero_goal"),
@@ -87,13 +96,16 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Write both, or compare both; SystemExit names the file that is out of date."""
+    """Write all, or compare all; SystemExit names the file that is out of date."""
     records = load(args.root / "docs/results")
     readme = args.root / "README.md"
     wanted = {
         args.root / "docs/results.md": results_page(records),
         readme: with_headlines(readme.read_text(), records),
     }
+    compared = [record for name in POLICIES for record in records if record["name"] == name]
+    if compared:
+        wanted[args.root / "docs/monitors_benchmark.md"] = page(compared)
     for path, text in wanted.items():
         if args.check and (not path.exists() or path.read_text() != text):
             raise SystemExit(f"{path} is not what docs/results/*.json say; run `make docs`")
