@@ -87,11 +87,12 @@ class Fixed:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, episodes: int = 100) -> Fixed:
-        """From episodes of their own; in failures both legs rise from half-time on."""
+        """From episodes of their own; from half-time on one leg rises in every other failure."""
         good = two_legs(rng, (episodes,))
         units = np.quantile(largest(np.moveaxis(good, -1, -2)), 0.95, axis=0)
         rise = np.maximum(0, np.arange(MOMENTS) - MOMENTS // 2)[:, None]
-        bad = two_legs(rng, (episodes,)) + rise * np.array([0.2, 0.1])
+        seen_by = np.arange(episodes)[:, None, None] % 2 == np.arange(2)
+        bad = two_legs(rng, (episodes,)) + 0.5 * rise * seen_by
         values = [episode[~np.isnan(episode[:, 0])] for episode in (*good, *bad)]
         begun = [np.arange(len(v)) > MOMENTS // 2 for v in values]
         begun[:episodes] = [np.zeros(len(v), bool) for v in values[:episodes]]

@@ -47,6 +47,9 @@ FAMILY = 0.01
 #: Adaptive thresholds: episodes calibrated on, episodes of a sequence, rise of the level over it.
 ADAPTIVE_N, SEQUENCE, RISE = 200, 1000, 1.5
 
+#: What alpha means to calibrations on failures.
+ASKED = {"miss_average": "beta", "miss_confident": "beta", "miss_bound": "delta"}
+
 
 @dataclass(frozen=True)
 class Args:
@@ -164,7 +167,7 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Figure]:
         count = len(worst.alarms)
         unit = f"binomial sd over the promise, worst of {len(mine)} cells"
         figures[name] = Figure(worst.over(worst.promised), n=count, unit=unit)
-        where = f"{'beta' if name.startswith('miss_') else 'alpha'} {worst.alpha:g}, n {worst.n}"
+        where = f"{ASKED.get(name, 'alpha')} {worst.alpha:g}, n {worst.n}"
         where += "" if worst.promised == worst.alpha else f", delta {worst.promised:g}"
         figures[f"{name}.rate"] = Figure.rate(int(sum(worst.alarms)), count, f"rate at {where}")
         known = [cell for cell in mine if cell.exact]
