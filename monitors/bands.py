@@ -76,7 +76,7 @@ def fit_shape(
             f"both, at least {LEAST}"
         )
     grid = np.unique(np.concatenate([np.asarray(s, dtype=np.int64) for s in steps]))
-    table = np.full((len(scores), len(grid)), np.nan)
+    table: np.ndarray = np.full((len(scores), len(grid)), np.nan)
     for row, score, step in zip(table, scores, steps, strict=True):
         row[np.searchsorted(grid, step)] = score
     enough = np.sum(~np.isnan(table), axis=0) >= LEAST
