@@ -13,7 +13,7 @@ from regrasp.monitors.conformal import false_alarm_band
 #: The policies that were compared: result file -> heading.
 POLICIES: dict[str, str] = {
     "monitors": "The shipped VLA",
-    "monitors_lerobot": "LeRobot's ACT",
+    "monitors_act": "LeRobot's ACT",
 }
 
 #: Columns of the leaderboard: figure -> heading.

@@ -46,8 +46,18 @@ def _small_vla(path: Path | None) -> Any:
     return policy
 
 
+def _act(path: Path | None) -> Any:
+    import torch
+    from regrasp.policies.lerobot_act import LeRobotAct
+
+    if path is None:
+        raise ValueError("policy act: none is shipped; give --checkpoint, see regrasp train act")
+    torch.set_num_threads(1)
+    return LeRobotAct.load(path)
+
+
 #: Policies a run can name; each value loads one, from a checkpoint folder or as shipped (None).
-POLICIES: dict[str, Callable[[Path | None], Any]] = {"small_vla": _small_vla}
+POLICIES: dict[str, Callable[[Path | None], Any]] = {"small_vla": _small_vla, "act": _act}
 
 
 @dataclass(frozen=True)

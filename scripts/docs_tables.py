@@ -19,7 +19,7 @@ from regrasp.scripts._bench_report import POLICIES, page
 TITLES: dict[str, str] = {
     "demo": "The loop closed once: perturbed episodes without and with the supervisor",
     "monitors": "Monitors of the shipped policy, compared",
-    "monitors_lerobot": "Monitors of LeRobot's ACT, compared",
+    "monitors_act": "Monitors of LeRobot's ACT, compared",
     "bench_sim": "Simulation: stock LIBERO and ours side by side",
     "bench_store": "Random training windows: our store and LeRobotDataset on the same episodes",
     "experts": "Scripted experts on the training initial states",
