@@ -130,7 +130,17 @@ class LeRobotAct:
         )
         self._latent: Tensor | None = None
         self._seen: Tensor | None = None
+        self._copies = 1
         model = policy.model
+        # Pictures are encoded once for all samples of an observation.
+        model.backbone.register_forward_pre_hook(
+            lambda module, args: (args[0][:: self._copies], *args[1:])
+        )
+        model.backbone.register_forward_hook(
+            lambda module, args, output: {
+                name: maps.repeat_interleave(self._copies, dim=0) for name, maps in output.items()
+            }
+        )
         model.encoder_latent_input_proj.register_forward_pre_hook(
             lambda module, args: args if self._latent is None else (self._latent,)
         )
@@ -173,9 +183,9 @@ class LeRobotAct:
             (count, num_samples, self.policy.config.latent_dim), generator=self._generator
         )
         latent[:, 0] = 0.0
-        self._latent = latent.flatten(0, 1)
+        self._latent, self._copies = latent.flatten(0, 1), num_samples
         chunks = self._after(self.policy.predict_action_chunk(repeated))
-        self._latent = None
+        self._latent, self._copies = None, 1
         assert self._seen is not None
         tokens = self._seen.mean(dim=0).unflatten(0, (count, num_samples))[:, 0]
         samples = chunks.unflatten(0, (count, num_samples))
