@@ -90,6 +90,8 @@ class Design:
         weights: shares of delta of the candidates, in the order given; equal when None.
         bet: see the module.
         futility: see :func:`hopeless`; 0 never gives up before the rounds run out.
+        batch: rounds that a candidate runs at a time. More waste a few rollouts and keep many
+            workers busy; the wealth is still looked at after each round.
         seed: of all trials.
     """
 
@@ -104,6 +106,7 @@ class Design:
     weights: tuple[float, ...] | None = None
     bet: Bet = "product"
     futility: float = 0.1
+    batch: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -116,6 +119,7 @@ class Design:
             "max_rounds": (self.max_rounds >= 1, "at least 1"),
             "reference_rounds": (1 <= self.reference_rounds <= self.max_rounds, rounds),
             "reference_share": (0 < self.reference_share < 1, "strictly between 0 and 1"),
+            "batch": (self.batch >= 1, "at least 1"),
             "order": (self.order in ("fastest_first", "safest_first"), "one of the two orders"),
             "bet": (self.bet in ("product", "mean"), "'product' or 'mean'"),
             "futility": (0 <= self.futility < 0.5, "at least 0 and below 1/2"),
@@ -371,20 +375,18 @@ class Rollouts:
             self.spent += len(new)
         return sum(self.reference[trial] for trial in trials)
 
-    def run_pairs(self, candidate: str, trials: Sequence[Trial]) -> int:
-        """Run a candidate, and the reference where it failed; the AIFs among ``trials``.
+    def run_pairs(self, candidate: str, trials: Sequence[Trial]) -> list[bool]:
+        """Run a candidate, and the reference where it failed; which trials are AIFs.
 
         Raises:
             ValueError: when the runner did not run the reference where it was asked to.
         """
         wanted = [trial not in self.reference for trial in trials]
-        failures = 0
+        failures = []
         pairs = self.runner(candidate, trials, wanted)
         for trial, want, (success, reference) in zip(trials, wanted, pairs, strict=True):
             self.spent += 1
-            if success:
-                continue
-            if want:
+            if want and not success:
                 if reference is None:
                     raise ValueError(
                         f"runner: no outcome of the reference on {trial}, where {candidate!r} "
@@ -392,7 +394,7 @@ class Rollouts:
                     )
                 self.spent += 1
                 self.reference[trial] = bool(reference)
-            failures += self.reference[trial]
+            failures.append(not success and self.reference[trial])
         return failures
 
 
@@ -464,9 +466,12 @@ def run_test(name: str, delta: float, design: Design, rollouts: Rollouts) -> Tes
     counts: list[int] = []
     reason = "rounds"
     while len(counts) < design.max_rounds:
-        counts.append(rollouts.run_pairs(name, design.round(len(counts))))
+        next_rounds = range(len(counts), min(len(counts) + design.batch, design.max_rounds))
+        trials = [trial for i in next_rounds for trial in design.round(i)]
+        broken = np.reshape(rollouts.run_pairs(name, trials), (-1, tasks))
+        counts += [int(count) for count in broken.sum(axis=1)]
         seen = np.array(counts)
-        if log_wealth(seen, tasks, design.eps, design.bet)[-1] >= -math.log(delta):
+        if log_wealth(seen, tasks, design.eps, design.bet).max() >= -math.log(delta):
             reason = "certified"
             break
         if hopeless(seen, tasks, design, delta):

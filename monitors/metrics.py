@@ -62,12 +62,12 @@ class Outcomes:
     groups: Sequence[str]
 
     def __post_init__(self) -> None:
-        kinds = {"failed": bool, "lengths": np.int64, "horizons": np.int64}
+        kinds: dict[str, type] = {"failed": bool, "lengths": np.int64, "horizons": np.int64}
         kinds |= {"onset": np.float64, "alarms": np.float64}
         for name, kind in kinds.items():
             object.__setattr__(self, name, np.asarray(getattr(self, name)).astype(kind))
-        for name, kind in (("scores", np.float64), ("steps", np.int64)):
-            arrays = tuple(np.asarray(a).astype(kind) for a in getattr(self, name))
+        for name, number in (("scores", np.float64), ("steps", np.int64)):
+            arrays = tuple(np.asarray(a).astype(number) for a in getattr(self, name))
             object.__setattr__(self, name, arrays)
         object.__setattr__(self, "groups", tuple(self.groups))
         sizes = {name: len(getattr(self, name)) for name in self.__dataclass_fields__}

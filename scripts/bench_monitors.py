@@ -26,6 +26,7 @@ from regrasp.scripts._bench_measure import (
     promises,
 )
 from regrasp.scripts._bench_report import (
+    COLUMNS,
     plot_delay,
     plot_leaderboard,
     plot_promise,
@@ -292,8 +293,7 @@ def print_leaderboard(
     console: Console, figures: dict[str, Figure], entries: dict[str, Entry]
 ) -> None:
     """The main columns, seen tasks."""
-    columns = ("twa_length_matched", "auroc_length_matched", "tpr", "early_share")
-    columns += ("false_alarm_rate", "p99_ms")
+    columns = [*COLUMNS][:5]
     table = Table("monitor", "chosen", *columns, title="held-out episodes of seen tasks")
     for key in ranked(figures):
         cells = [f"{figures[f'{key}.{column}'].value:.3f}" for column in columns]

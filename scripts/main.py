@@ -44,6 +44,7 @@ COMMANDS: dict[str, Command] = {
     "curation score": Command("curation_score", "how well metrics find the defective ones"),
     "curation train": Command("curation_train", "the policies that curated sets make"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
+    "train act": Command("train_act", "train LeRobot's ACT on stores, in LeRobot's format"),
     "train world-model": Command("train_world_model", "a world model without and with failures"),
     "train diagnose": Command("train_diagnose", "train the diagnosis model on failure stores"),
     "train reward": Command("train_reward", "the frame-level progress model on failure samples"),
@@ -57,8 +58,11 @@ COMMANDS: dict[str, Command] = {
     "eval segments": Command("eval_segments", "rollouts cut by value, against what was injected"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
+    "monitors calibrate": Command("calibrate", "a monitor from stored rollouts of one's policy"),
     "monitors bench": Command("bench_monitors", "failure scores, calibrated and compared"),
     "monitors coverage": Command("coverage", "do calibrations keep their promise? simulated"),
+    "certify": Command("certify", "the fastest variant of a policy that breaks few successes"),
+    "certify-study": Command("certify_study", "certification where the truth is known"),
     "bench experts": Command("bench_experts", "success of the scripted experts"),
 }
 

@@ -237,7 +237,7 @@ class Projection:
     def __call__(self, embedding: np.ndarray, actions: np.ndarray | None) -> np.ndarray:
         """Map ``[..., D]`` and ``[..., F]`` to float32 ``[..., K + F]``, unclipped."""
         dims = len(self.components)
-        x = np.asarray(embedding, dtype=np.float32)
+        x: np.ndarray = np.asarray(embedding, dtype=np.float32)
         x = ((x - self.mean[:dims]) / self.scale[:dims]) @ self.components
         if actions is None:
             return x

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,8 @@ def fit(
             network.train()
             for rows in minibatches(data.failed, train, training.batch, rng):
                 index = torch.from_numpy(rows)
-                batch = _enter_late(torch, tensors.map(lambda t, i=index: t[i]), training.late, rng)
+                chosen = tensors.map(partial(_rows, index))
+                batch = _enter_late(torch, chosen, training.late, rng)
                 x = batch.x + training.noise * torch.randn_like(batch.x)
                 value = loss(network(x), batch)
                 optimiser.zero_grad()
@@ -266,6 +268,10 @@ def sigmoid(logit: float) -> float:
     return float(0.5 * (1.0 + np.tanh(0.5 * np.float64(logit))))
 
 
+def _rows(index: Torch, tensor: Torch) -> Torch:
+    return tensor[index]
+
+
 class LearnedScore(WindowedScore):
     """A score that reads the projected embedding and, if asked, :func:`action_features`.
 
@@ -276,6 +282,8 @@ class LearnedScore(WindowedScore):
         inputs: what it reads.
         window: the score is the mean of the last ``window`` readings.
     """
+
+    _previous: np.ndarray | None
 
     def __init__(
         self, projection: Projection, inputs: Inputs = "embedding", window: int = 1
@@ -304,7 +312,7 @@ class LearnedScore(WindowedScore):
 
     def forget(self) -> None:
         """Forget the previous chunk."""
-        self._previous: np.ndarray | None = None
+        self._previous = None
 
     def memory(self) -> dict[str, np.ndarray]:
         """The previous chunk; absent before the first and where no action is read."""

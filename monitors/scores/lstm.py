@@ -70,7 +70,7 @@ def network(inputs: int, hidden: int, dropout: float) -> Torch:
     """The torch module that becomes an :class:`Lstm`: ``[B, T, I]`` to logits ``[B, T]``."""
     nn = import_torch().nn
 
-    class Network(nn.Module):  # type: ignore[name-defined, misc]
+    class Network(nn.Module):  # type: ignore[name-defined]
         """Dropout, LSTM, dropout, linear."""
 
         def __init__(self) -> None:
@@ -146,8 +146,8 @@ class LstmScore(LearnedScore):
         """Forget the hidden states and the previous chunk."""
         super().forget()
         shape = (len(self.members), self.members[0].hidden)
-        self._h = np.zeros(shape, dtype=np.float32)
-        self._c = np.zeros(shape, dtype=np.float32)
+        self._h: np.ndarray = np.zeros(shape, dtype=np.float32)
+        self._c: np.ndarray = np.zeros(shape, dtype=np.float32)
 
     def memory(self) -> dict[str, np.ndarray]:
         """``h`` and ``c``, ``[members, H]`` each, and the previous chunk."""

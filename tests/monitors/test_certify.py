@@ -216,6 +216,19 @@ def test_what_is_promised():
     assert found.confidence == 0.95
 
 
+def test_rounds_in_batches_find_the_same():
+    runner = Table({"fast": TASKS[:8], "medium": TASKS[:1]})
+    one, three = (
+        certify(["fast", "medium"], replace(DESIGN, batch=batch), runner) for batch in (1, 3)
+    )
+    assert one.deployed == three.deployed == "medium"
+    assert [t.reason for t in one.tested] == [t.reason for t in three.tested]
+    assert one.tested[0].rounds == 1
+    assert three.tested[0].rounds == 3
+    rounds = one.tested[1].rounds
+    assert three.tested[1].rounds == -(-rounds // 3) * 3  # rounded up
+
+
 def test_nothing_certified_deploys_the_reference():
     found = certify(["a", "b"], DESIGN, Table({"a": TASKS[:9], "b": TASKS[:9]}))
     assert (found.deployed, found.risk, found.preserved) == (REFERENCE, 0.0, 1.0)
