@@ -44,8 +44,8 @@ class Args:
         seed: of the training.
     """
 
-    store: Path
-    out: Path
+    store: Path = Path("data/rollouts")
+    out: Path = Path("runs/monitor")
     scores: tuple[str, ...] = ("tide", "rnd_oe")
     window: int = 3
     alpha: float = 0.05

@@ -58,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "eval segments": Command("eval_segments", "rollouts cut by value, against what was injected"),
     "bench sim": Command("bench_sim", "stock LIBERO and ours side by side"),
     "bench store": Command("bench_store", "random training windows: our store and LeRobotDataset"),
+    "monitors watch": Command("watch", "what a monitor says of an episode, stored or live"),
     "monitors calibrate": Command("calibrate", "a monitor from stored rollouts of one's policy"),
     "monitors bench": Command("bench_monitors", "failure scores, calibrated and compared"),
     "monitors coverage": Command("coverage", "do calibrations keep their promise? simulated"),

@@ -49,21 +49,18 @@ class Args:
     viewer: bool = False
     any_policy: bool = False
 
-    def __post_init__(self) -> None:
-        if (self.store is None) == (self.follow is None):
-            raise ValueError("Args: give either a store to replay from or a log to follow")
-
 
 def readings(args: Args) -> tuple[Iterator[dict[str, Any]], Episode | None]:
     """What is to be shown, one dict an inference; and the episode, where one is replayed.
 
     Raises:
-        SystemExit: for a store without such an episode.
+        SystemExit: without a store or a log, with both, or for a store without such an episode.
         ValueError: where the monitor belongs to another policy or protocol.
     """
-    if args.follow is not None:
+    if args.follow is not None and args.store is None:
         return follow(args.follow, args.quiet), None
-    assert args.store is not None
+    if args.store is None or args.follow is not None:
+        raise SystemExit("give either --store to replay from or --follow, a log, but not both")
     store = EpisodeStore.open(args.store)
     if not 0 <= args.episode < len(store):
         raise SystemExit(f"{args.store} has {len(store)} episodes, there is no {args.episode}")
