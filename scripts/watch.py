@@ -130,6 +130,10 @@ class Recording:
             file.parent.mkdir(parents=True, exist_ok=True)
             rr.save(str(file))
 
+    def close(self) -> None:
+        """Write what is still on its way."""
+        self.rr.disconnect()
+
     def pictures(self, episode: Episode) -> None:
         """Every picture of the episode, at its control step."""
         for key, frames in episode.steps.items():
@@ -172,6 +176,8 @@ def main(args: Args) -> list[dict[str, Any]]:
                 recording.add(reading)
     except KeyboardInterrupt:
         console.print("stopped")
+    if recording is not None:
+        recording.close()
     alarms = [r["step"] for r in seen if r["causes"]]
     outcome = "" if episode is None else f"; it {_ended(episode)}"
     first = f"first alarm at step {alarms[0]}" if alarms else "no alarm"
