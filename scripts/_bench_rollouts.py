@@ -233,11 +233,11 @@ def record(job: Job) -> Episode:
     from regrasp.sim.failures.rollout import Robot, run
     from regrasp.sim.failures.stages import Progress
 
-    protocol = get_run_protocol(job)
     which = job.policy, job.checkpoint
     if which not in _POLICIES:
         _POLICIES[which] = load_policy(job.policy, Path(job.checkpoint) if job.checkpoint else None)
     policy = _POLICIES[which]
+    protocol = get_run_protocol(job, policy.spec)
     env = _last_env.get(
         (job.suite, job.task),
         lambda: LiberoEnv(get_task(job.suite, job.task), protocol.env_config(job.suite)),
@@ -294,11 +294,18 @@ def record(job: Job) -> Episode:
     )
 
 
-def get_run_protocol(job: Job) -> Any:
-    """The protocol without its list of initial states: every fold shares it."""
+def get_run_protocol(job: Job, spec: Any) -> Any:
+    """The protocol with the policy's camera and no list of initial states, which every fold has.
+
+    Raises:
+        ValueError: where the policy's cameras differ in size.
+    """
     from regrasp.sim.protocol import get_protocol
 
-    return get_protocol(job.protocol, replan=job.execute, init_states=())
+    sizes = set(spec.cameras.values())
+    if len(sizes) != 1:
+        raise ValueError(f"spec.cameras: sizes {sorted(sizes)}; a protocol draws all alike")
+    return get_protocol(job.protocol, replan=job.execute, init_states=(), camera=sizes.pop())
 
 
 def _told(env: Any, job: Job) -> str | None:
