@@ -72,6 +72,7 @@ class LabelledEpisodes:
             of a failed episode counts: what was survived was no failure.
         actions: :func:`action_features` of each inference, ``[C_i, F]``; None without.
         groups: the task of each episode, within which lengths are comparable; None: one group.
+        samples: chunks of each inference that ``actions`` were computed from.
     """
 
     embeddings: Sequence[np.ndarray]
@@ -79,6 +80,7 @@ class LabelledEpisodes:
     onset: Sequence[int | None] | None = None
     actions: Sequence[np.ndarray] | None = None
     groups: Sequence[str] | None = None
+    samples: int = 1
 
     def __post_init__(self) -> None:
         count = len(self.embeddings)
@@ -118,6 +120,7 @@ class LabelledEpisodes:
             None if self.onset is None else [self.onset[i] for i in rows],
             None if self.actions is None else [self.actions[i] for i in rows],
             None if self.groups is None else [self.groups[i] for i in rows],
+            self.samples,
         )
 
     def cut(self) -> LabelledEpisodes:
@@ -159,7 +162,8 @@ class LabelledEpisodes:
             episodes: with recorded chunks (``step``, ``samples``, ``embedding``). One with several
                 segments, that is with rewinds, raises ValueError: its parts ended differently.
             onsets: the control step at which each one's failure began, None where unknown.
-            samples: chunks of each inference that are read: as many as the score will be shown.
+            samples: chunks of each inference that are read, and that a score trained on their
+                actions will ask for; more than were recorded raise ValueError.
         """
         embeddings, actions, chunk_onsets = [], [], []
         for i, episode in enumerate(episodes):
@@ -168,6 +172,12 @@ class LabelledEpisodes:
                 raise ValueError(
                     f"LabelledEpisodes.from_episodes: episodes[{i}] lacks {sorted(missing)} or was "
                     "rewound; give rollouts recorded with their chunks, without recoveries"
+                )
+            recorded = episode.chunks["samples"].shape[1]
+            if not 1 <= samples <= recorded:
+                raise ValueError(
+                    f"LabelledEpisodes.from_episodes: samples is {samples}, episodes[{i}] has "
+                    f"{recorded} an inference; ask for 1 to that many"
                 )
             embeddings.append(np.asarray(episode.chunks["embedding"], dtype=np.float32))
             actions.append(_episode_features(episode, samples))
@@ -180,6 +190,7 @@ class LabelledEpisodes:
             None if onsets is None else chunk_onsets,
             actions,
             [f"{episode.header.suite}/{episode.header.task}" for episode in episodes],
+            samples,
         )
 
 

@@ -9,6 +9,7 @@ held out for that. Members of an ensemble differ in their seed and in the episod
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -128,7 +129,10 @@ def prepare(data: LabelledEpisodes, inputs: Inputs, components: int) -> tuple[Pr
     data = data.cut()
     actions = data.actions if inputs == "embedding+action" else None
     if inputs == "embedding+action" and actions is None:
-        raise ValueError("train: inputs is 'embedding+action' but the episodes have no actions")
+        raise ValueError(
+            "train: inputs is 'embedding+action' but the episodes have no actions; make data with "
+            "LabelledEpisodes.from_episodes, or let inputs be 'embedding'"
+        )
     projection = Projection.fit(
         np.concatenate(list(data.embeddings)),
         None if actions is None else np.concatenate(list(actions)),
@@ -139,6 +143,11 @@ def prepare(data: LabelledEpisodes, inputs: Inputs, components: int) -> tuple[Pr
         for i, x in enumerate(data.embeddings)
     ]
     return projection, pad(data, rows)
+
+
+def samples_needed(data: LabelledEpisodes, inputs: Inputs) -> int:
+    """Chunks of an inference that a score trained on ``data`` must be shown."""
+    return data.samples if inputs == "embedding+action" else 1
 
 
 def import_torch() -> Torch:
@@ -281,20 +290,31 @@ class LearnedScore(WindowedScore):
         projection: what it was trained behind.
         inputs: what it reads.
         window: the score is the mean of the last ``window`` readings.
+        samples: chunks it needs of an inference: as many as its action features were trained on.
     """
 
     _previous: np.ndarray | None
 
     def __init__(
-        self, projection: Projection, inputs: Inputs = "embedding", window: int = 1
+        self,
+        projection: Projection,
+        inputs: Inputs = "embedding",
+        window: int = 1,
+        samples: int = 1,
     ) -> None:
         check_inputs(inputs)
+        if samples < 1 or (samples > 1 and inputs == "embedding"):
+            raise ValueError(
+                f"{type(self).__name__}: samples is {samples} with inputs {inputs!r}; it must be "
+                "at least 1, and 1 where no action is read"
+            )
         self.projection, self.inputs = projection, inputs
+        self.samples = int(samples)
         super().__init__(window)
 
+    @abstractmethod
     def read(self, x: np.ndarray) -> float:
         """One reading from standardised inputs, float32 ``[K]``."""
-        raise NotImplementedError(f"{type(self).__name__}.read")
 
     def raw(self, output: PolicyOutput, executed: np.ndarray) -> float:
         """See :class:`WindowedScore`."""
@@ -329,4 +349,4 @@ class LearnedScore(WindowedScore):
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments that JSON can hold."""
-        return {"inputs": self.inputs, **super().config()}
+        return {"inputs": self.inputs, "samples": self.samples, **super().config()}

@@ -24,6 +24,7 @@ from regrasp.monitors.scores.learned import (
     import_torch,
     member_seeds,
     prepare,
+    samples_needed,
     sigmoid,
 )
 
@@ -94,6 +95,7 @@ class LstmScore(LearnedScore):
         members: the trained networks.
         inputs: what they read.
         window: the score is the mean of the last ``window`` readings.
+        samples: see :class:`LearnedScore`.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class LstmScore(LearnedScore):
         members: Sequence[Lstm],
         inputs: Inputs = "embedding",
         window: int = 1,
+        samples: int = 1,
     ) -> None:
         self.members = tuple(members)
         if len({member.hidden for member in self.members}) != 1:
@@ -109,7 +112,7 @@ class LstmScore(LearnedScore):
                 f"{type(self).__name__}: members have hidden sizes "
                 f"{[member.hidden for member in self.members]}; give at least one, all alike"
             )
-        super().__init__(projection, inputs, window)
+        super().__init__(projection, inputs, window, samples)
 
     @classmethod
     def _train(
@@ -132,7 +135,8 @@ class LstmScore(LearnedScore):
             return network(projection.dims, hidden, training.dropout)
 
         states = [fit(make, loss, batch, training, s) for s in member_seeds(seed, members)]
-        return cls(projection, [Lstm.from_torch(state) for state in states], inputs, window)
+        networks = [Lstm.from_torch(state) for state in states]
+        return cls(projection, networks, inputs, window, samples_needed(data, inputs))
 
     def read(self, x: np.ndarray) -> float:
         """See :class:`LearnedScore`."""

@@ -32,6 +32,7 @@ from regrasp.monitors.scores.learned import (
     import_torch,
     member_seeds,
     prepare,
+    samples_needed,
     sigmoid,
 )
 from regrasp.monitors.scores.lstm import LstmScore
@@ -101,6 +102,7 @@ class SafeMlp(LearnedScore):
         cumulative: the sum, as published; False for the mean over the episode so far.
         inputs: what they read.
         window: the score is the mean of the last ``window`` values of s_t.
+        samples: see :class:`LearnedScore`.
     """
 
     name = "safe_mlp"
@@ -112,12 +114,13 @@ class SafeMlp(LearnedScore):
         cumulative: bool = True,
         inputs: Inputs = "embedding",
         window: int = 1,
+        samples: int = 1,
     ) -> None:
         self.members = tuple(members)
         if not self.members:
             raise ValueError("SafeMlp: members is empty; give at least one network")
         self.cumulative = bool(cumulative)
-        super().__init__(projection, inputs, window)
+        super().__init__(projection, inputs, window, samples)
 
     @classmethod
     def train(
@@ -156,7 +159,7 @@ class SafeMlp(LearnedScore):
             Mlp([(np.ascontiguousarray(s[f"{i}.weight"].T), s[f"{i}.bias"]) for i in (1, 4)])
             for s in states
         ]
-        return cls(projection, networks, cumulative, inputs, window)
+        return cls(projection, networks, cumulative, inputs, window, samples_needed(data, inputs))
 
     def read(self, x: np.ndarray) -> float:
         """See :class:`LearnedScore`."""
