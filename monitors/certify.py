@@ -44,6 +44,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from regrasp.episodes.results import clopper_pearson
 
 #: Name of the reference among the policies that a runner runs.
 REFERENCE = "reference"
@@ -218,39 +219,12 @@ def fixed_bound(failures: int, trials: int, delta: float) -> float:
     ``fixed_bound(k, n, delta) <= eps`` certifies. With no failure that needs
     n >= log(delta) / log(1 - eps) trials.
     """
-    if not 0 <= failures <= trials or trials < 1:
-        raise ValueError(f"fixed_bound: {failures} failures in {trials} trials; 0 .. n, n >= 1")
-    if failures == trials:
-        return 1.0
-    low, high = failures / trials, 1.0
-    for _ in range(60):  # halves an interval of 1 to below a double's precision
-        middle = (low + high) / 2
-        if _binomial_cdf(failures, trials, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    return clopper_pearson(failures, trials, delta)
 
 
 def reference_bound(successes: int, trials: int, delta: float) -> float:
     """One-sided lower bound on a success rate at ``delta``, as :func:`fixed_bound`."""
     return 1.0 - fixed_bound(trials - successes, trials, delta)
-
-
-def _binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(at most k of n), 0 < p < 1."""
-    if p >= 1.0:
-        return float(k >= n)
-    i = np.arange(k + 1)
-    terms = _log_choose(n)[: k + 1] + i * math.log(p) + (n - i) * math.log1p(-p)
-    return float(np.exp(terms).sum())
-
-
-@lru_cache(maxsize=64)
-def _log_choose(n: int) -> np.ndarray:
-    """Log of n over i for every i."""
-    factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    return factorial[n] - factorial - factorial[::-1]
 
 
 def split_error(

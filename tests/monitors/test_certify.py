@@ -42,7 +42,7 @@ def test_bounds_with_failures():
 def test_bounds_against_scipy(k, n, delta):
     assert fixed_bound(k, n, delta) == pytest.approx(beta.ppf(1 - delta, k + 1, n - k), abs=1e-9)
     assert fixed_bound(n, n, delta) == 1.0
-    with pytest.raises(ValueError, match="21 failures in 20"):
+    with pytest.raises(ValueError, match="failures=21, n=20"):
         fixed_bound(21, 20, delta)
 
 
