@@ -108,6 +108,10 @@ def main(args: Args) -> None:
     readme = args.root / "README.md"
     wanted = {
         args.root / "docs/results.md": results_page(records),
+        **{
+            args.root / f"docs/results/{record['name']}.md": result_page(record)
+            for record in records
+        },
         readme: with_headlines(readme.read_text(), records),
     }
     compared = [record for name in POLICIES for record in records if record["name"] == name]
@@ -132,12 +136,26 @@ def results_page(records: list[dict[str, Any]]) -> str:
     head = (
         "# Results\n\n"
         "Made by `make docs` from `docs/results/*.json`; each file was written by the command shown"
-        " above its table. Intervals are 95 %: Wilson for rates, Newcombe or bootstrap for"
+        " beside it, and has a page with all its figures. Intervals are 95 %: Wilson for rates, Newcombe or bootstrap for"
         " differences and ratios, normal for means. A promise counts as met when the value meets"
         " it; the interval says how sure that is. A `+` after a commit means that files differed"
         " from it.\n"
     )
-    return "\n".join([head, *map(_section, records)])
+    return "\n".join([head, *map(_entry, records)])
+
+
+def _entry(record: dict[str, Any]) -> str:
+    """One result on the overview: its command, and what was promised of it."""
+    name, figures = record["name"], record["figures"]
+    rows = [
+        f"  - `{key}` {_number(figure.value)}"
+        + (f" ({_interval(figure)})" if _interval(figure) else "")
+        + f", {_promise(name, key, figure)}"
+        for key, figure in figures.items()
+        if (name, key) in PROMISES
+    ]
+    head = f"- **[{TITLES.get(name, name)}](results/{name}.md)**: {len(figures)} figures"
+    return "\n".join([f"{head}, `{record['command']}`", *rows])
 
 
 def with_headlines(readme: str, records: list[dict[str, Any]]) -> str:
@@ -155,8 +173,8 @@ def with_headlines(readme: str, records: list[dict[str, Any]]) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
-def _section(record: dict[str, Any]) -> str:
-    """One result: what, how, on what, and its table."""
+def result_page(record: dict[str, Any]) -> str:
+    """One result's page: what, how, on what, and its table."""
     name, machine = record["name"], record["machine"]
     hardware = f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gib']} GiB"
     if machine["accelerator"]:
@@ -173,9 +191,9 @@ def _section(record: dict[str, Any]) -> str:
         rows.append(cells + ([_promise(name, key, figure)] if promised else []))
     return "\n".join(
         [
-            f"## {TITLES.get(name, name)}\n",
+            f"# {TITLES.get(name, name)}\n",
             f"    {record['command']}\n",
-            f"- file: [`{name}.json`](results/{name}.json), {record['date'][:10]},"
+            f"- file: [`{name}.json`]({name}.json), {record['date'][:10]},"
             f" commit {commit}, seeds {_seeds(record['seeds'])},"
             f" protocol `{record['protocol_hash']}`",
             f"- machine: {hardware}; Python {machine['python']}, {versions}\n",

@@ -85,7 +85,10 @@ def test_page_of_a_result(tmp_path):
     }
     write_result("bench_sim", "regrasp bench sim", {"a": 1}, [0, 1], figures, tmp_path)
     records = docs_tables.load(tmp_path)
-    page = docs_tables.results_page(records)
+    overview = docs_tables.results_page(records)
+    assert "](results/bench_sim.md)" in overview
+    assert "`physics_ratio` 4.50 (4.25 to 4.75), >= 5: **missed**" in overview
+    page = docs_tables.result_page(records[0])
     assert "| `physics_ratio` | 4.50 | 4.25 to 4.75 | 12 | ratio | >= 5: **missed** |" in page
     assert "| `steps` | 123,456 |" in page
     assert "    regrasp bench sim\n" in page
