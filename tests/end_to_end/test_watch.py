@@ -70,8 +70,9 @@ def test_another_policys_episode_is_refused_unless_asked_for(recorded):
         main(Args(store=store))
     with pytest.raises(SystemExit, match="there is no 9"):
         main(Args(monitor=monitor, store=store, episode=9))
-    with pytest.raises(SystemExit, match="not both"):
-        main(Args())
+    for neither_or_both in (Args(), Args(store=store, follow=store / "live.jsonl")):
+        with pytest.raises(SystemExit, match="not both"):
+            main(neither_or_both)
 
 
 def test_rerun_recording(recorded, tmp_path):

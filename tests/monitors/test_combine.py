@@ -8,24 +8,30 @@ import pytest
 from regrasp.episodes.types import Episode, EpisodeHeader, PolicyOutput
 from regrasp.monitors.base import score_episode
 from regrasp.monitors.conformal import conformal_rank, conformal_threshold
+from regrasp.monitors.runtime import Monitor, calibrate_monitor
 from regrasp.monitors.scores.clock import Clock
 from regrasp.monitors.scores.combined import Combined, combine
+from regrasp.monitors.scores.labelled import LabelledEpisodes
+from regrasp.monitors.scores.learned import Training
+from regrasp.monitors.scores.onset import Onset
 from regrasp.monitors.scores.reversal import Reversal
+from regrasp.monitors.scores.safe import SafeLstm
+from regrasp.monitors.scores.spread import FlowSpread
 from regrasp.monitors.scores.tide import Tide
 
 H, K, A = 10, 6, 7
 
 
-def episode(seed=0, chunks=12):
+def episode(seed=0, chunks=12, samples=1, success=True):
     rng = np.random.default_rng(seed)
-    header = EpisodeHeader("fake", "line", "follow the line", 0, 0, True, policy_hash="p")
+    header = EpisodeHeader("fake", "line", "follow the line", 0, 0, success, policy_hash="p")
     return Episode(
         header,
         {"action": rng.normal(0, 1, (chunks * K, A)).astype(np.float32)},
         {
             "step": K * np.arange(chunks),
-            "samples": rng.normal(0, 1, (chunks, 1, H, A)).astype(np.float32),
-            "embedding": np.zeros((chunks, 3), np.float32),
+            "samples": rng.normal(0, 1, (chunks, samples, H, A)).astype(np.float32),
+            "embedding": rng.normal(0, 1, (chunks, 3)).astype(np.float32),
         },
     )
 
@@ -52,10 +58,51 @@ def test_it_is_the_rule_of_its_legs_at_the_same_inference(rule):
             assert again.update(output, executed) == value
 
 
-def test_it_asks_for_what_its_hungriest_leg_needs():
-    hungry = Tide()
-    hungry.samples = 5
-    assert Combined([hungry, Clock()], [1, 1]).samples == 5
+def test_each_leg_is_shown_as_many_samples_as_it_asked_for():
+    combined = Combined([FlowSpread(), Tide(), Clock()], [1.0, 1.0, 1.0], "sum")
+    assert combined.samples == 16
+    stored = episode(samples=20)
+    seen = {leg.name: [] for leg in combined.legs}
+    for leg in combined.legs:
+        counts, update = seen[leg.name], leg.update
+        leg.update = lambda out, done, c=counts, u=update: (
+            c.append(len(out.samples)) or u(out, done)
+        )
+    score_episode(combined, stored)
+    assert {name: set(counts) for name, counts in seen.items()} == {
+        "spread": {16}, "tide": {1}, "clock": {1}
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="combined: needs 16 samples of the policy, got 4"):
+        score_episode(combined, episode(samples=4))
+
+
+def test_learned_legs_survive_being_saved(tmp_path):
+    """An artifact holds a combination whole: its legs, their networks and how many samples."""
+    episodes = [episode(i, samples=2, success=i % 2 == 0) for i in range(12)]
+    data = LabelledEpisodes.from_episodes(episodes, [None, 12] * 6, samples=2)
+    small = {"hidden": 4, "members": 2, "components": 2, "training": Training(epochs=1)}
+    legs = [Onset.train(data, **small), SafeLstm.train(data, **small), Tide()]
+    combined = Combined(legs, [0.5, 0.7, 2.0], "sum", [1.0, 0.0, 2.5])
+    monitor = calibrate_monitor([combined], [episode(i, samples=2) for i in range(20, 50)], 0.1)
+    monitor.save(tmp_path)
+    again = Monitor.load(tmp_path)
+    assert again.samples == 2
+    (loaded,) = again.scores
+    assert [type(leg) for leg in loaded.legs] == [Onset, SafeLstm, Tide]
+    assert loaded.config() == combined.config()
+    assert loaded.weights().keys() == combined.weights().keys()
+    new = episode(99, samples=2)
+    np.testing.assert_array_equal(score_episode(loaded, new), score_episode(combined, new))
+    # In the middle of an episode, from one into the other.
+    combined.reset()
+    for i in range(8):
+        step = int(new.chunks["step"][i])
+        output = PolicyOutput(new.chunks["samples"][i], new.chunks["embedding"][i])
+        executed = new.steps["action"][max(step - K, 0) : step]
+        value = combined.update(output, executed)
+        if i == 7:
+            assert loaded.update(output, executed) == value
+        loaded.load_state(combined.state())
 
 
 def test_learning_finds_what_tells_and_turns_nothing_around():
@@ -67,6 +114,7 @@ def test_learning_finds_what_tells_and_turns_nothing_around():
     learned = Combined.learn([Tide(), Reversal(), Clock()], [1, 1, 1], values, begun)
     weights = np.array(learned.config()["weights"])
     assert weights[0] > 5 * weights[1]
+    assert weights[1] < 0.4  # four standard errors, 1 / sqrt(1000 * 0.1), of what says nothing
     assert weights[2] == 0.0  # it falls in failures, which no score may
     with pytest.raises(ValueError, match="all of one kind"):
         Combined.learn([Tide(), Clock()], [1, 1], [np.zeros((4, 2))], [np.zeros(4, bool)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from regrasp.episodes.types import PolicyOutput
+from regrasp.episodes.types import Episode, EpisodeHeader, PolicyOutput
 from regrasp.monitors.scores.hide_and_seek import inter_loss, intra_loss, onset_index
 from regrasp.monitors.scores.labelled import LabelledEpisodes, Projection, action_features
 from regrasp.monitors.scores.learned import Batch, class_weights, minibatches, pad, split
@@ -167,3 +167,69 @@ def test_projection_has_unit_components():
     np.testing.assert_allclose(out.std(axis=0), 1, atol=1e-3)
     again = Projection.from_weights(projection.weights())
     np.testing.assert_array_equal(again(x, actions), out)
+
+
+# -- labelled episodes ----------------------------------------------------------------------------
+
+
+def stored(chunks=4, samples=3, **changes):
+    """A stored episode of two action dimensions, one inference every second step."""
+    rng = np.random.default_rng(0)
+    header = EpisodeHeader("s", "lift", "lift it", 0, 0, False)
+    arrays = {
+        "step": 2 * np.arange(chunks),
+        "samples": rng.normal(size=(chunks, samples, 5, 2)).astype(np.float32),
+        "embedding": rng.normal(size=(chunks, 6)).astype(np.float32),
+    }
+    return Episode(header, {"action": np.zeros((2 * chunks, 2), np.float32)}, arrays | changes)
+
+
+def test_stored_episodes_are_labelled_by_how_they_ended():
+    data = LabelledEpisodes.from_episodes([stored(), stored()], [3, None])
+    assert list(data.failed) == [True, True]
+    assert data.groups == ["s/lift", "s/lift"]
+    assert data.onset == [2, None]  # step 3 is first seen at the inference of step 4
+    assert LabelledEpisodes.from_episodes([stored()], [8]).onset == [4]  # after the last one
+    # One sample has no spread; three have, and are asked for.
+    np.testing.assert_array_equal(data.actions[0][:, 2:4], 0)
+    several = LabelledEpisodes.from_episodes([stored()], samples=3)
+    assert several.samples == 3
+    assert (several.actions[0][:, 2:4] > 0.1).all()
+    np.testing.assert_array_equal(several.actions[0][:, :2], data.actions[0][:, :2])
+    some = LabelledEpisodes.from_episodes([stored()] * 3, [1, 2, 3], samples=2).take([2, 0])
+    assert (some.onset, some.samples, len(some)) == ([2, 1], 2, 2)
+    assert some.cut().samples == 2
+
+
+def test_episodes_that_were_rewound_are_refused():
+    with pytest.raises(ValueError, match=r"episodes\[1\] lacks \[\] or was rewound"):
+        LabelledEpisodes.from_episodes([stored(), stored(segment=np.array([0, 0, 1, 1]))])
+    without = stored()
+    del without.chunks["embedding"]
+    with pytest.raises(ValueError, match=r"lacks \['embedding'\]"):
+        LabelledEpisodes.from_episodes([without])
+    for samples in (0, 4):
+        with pytest.raises(ValueError, match=f"samples is {samples}, episodes"):
+            LabelledEpisodes.from_episodes([stored()], samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"failed": np.array([True])}, "failed: 1 entries for 2 episodes"),
+        ({"onset": [1]}, "onset: 1 entries for 2"),
+        ({"groups": ["a"] * 3}, "groups: 3 entries for 2"),
+        ({"actions": [np.zeros((3, 6))]}, "actions: 1 entries for 2"),
+        ({"actions": [np.zeros((3, 6)), np.zeros((2, 6))]}, r"actions\[1\]: 2 rows for 3"),
+        ({"onset": [None, 4]}, r"onset\[1\]: 4 is outside an episode of 3"),
+        ({"onset": [-1, None]}, r"onset\[0\]: -1 is outside"),
+        ({"embeddings": [np.zeros((3, 2)), np.zeros((3, 4))]}, "with one D, got"),
+        ({"embeddings": [np.zeros((3, 2)), np.zeros((0, 2))]}, "C >= 1"),
+        ({"embeddings": [np.zeros(3), np.zeros(3)]}, "C >= 1"),
+        ({"embeddings": [], "failed": np.zeros(0, bool)}, "C >= 1"),
+    ],
+)
+def test_labelled_episodes_say_what_is_wrong(changes, message):
+    good = {"embeddings": [np.zeros((3, 2))] * 2, "failed": np.array([True, False])}
+    with pytest.raises(ValueError, match=message):
+        LabelledEpisodes(**(good | changes))
