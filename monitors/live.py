@@ -84,7 +84,7 @@ class MonitorRuntime:
         return self._reading
 
     def hash(self) -> str:
-        """The policy's: a monitor changes no action."""
+        """The policy's: a monitor changes no answer."""
         return self.policy.hash()
 
     def reset(self, seed: int, *, group: str | None = None, segment: int = 0) -> None:
@@ -117,6 +117,11 @@ class MonitorRuntime:
         self, observations: Sequence[Observation], num_samples: int = 1
     ) -> list[PolicyOutput]:
         """The policy's answer, unchanged; :attr:`reading` is the monitor's to it.
+
+        The policy is asked for ``monitor.samples`` chunks where that is more, and the first
+        ``num_samples`` are handed out. One that draws noise for each chunk then goes on from
+        another place of its random stream than it would alone: other actions of the same
+        distribution. With a monitor of one sample a run is the policy's own, action for action.
 
         Raises:
             ValueError: for more than one observation, or where :meth:`executed` was not told what

@@ -94,6 +94,17 @@ def test_it_asks_for_what_its_scores_need_and_hands_out_what_was_asked(monitor):
     assert runtime.hash() == "scripted"
 
 
+def test_with_a_monitor_of_one_sample_the_run_is_the_policys_own():
+    one = monitor_of([Tide(), Clock()], {"tide": Constant(0.0), "clock": Constant(0.0)})
+    outputs = drive(MonitorRuntime(Scripted(), one, protocol_hash="q"))
+    alone = Scripted()
+    alone.reset(3)
+    expected = [alone.infer(SEEN)[0] for _ in range(6)]
+    for mine, theirs in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(mine.samples, theirs.samples)
+        np.testing.assert_array_equal(mine.embedding, theirs.embedding)
+
+
 def test_readings_are_those_of_the_stored_episode(monitor):
     lines = []
     runtime = MonitorRuntime(Scripted(), monitor, protocol_hash="q", listen=lines.append)
