@@ -137,9 +137,9 @@ def results_page(records: list[dict[str, Any]]) -> str:
         "# Results\n\n"
         "Made by `make docs` from `docs/results/*.json`; each file was written by the command shown"
         " beside it, and has a page with all its figures. Intervals are 95 %: Wilson for rates,"
-        " Newcombe or bootstrap for differences and ratios, normal for means. A promise counts as met when the value meets"
-        " it; the interval says how sure that is. A `+` after a commit means that files differed"
-        " from it.\n"
+        " Newcombe or bootstrap for differences and ratios, normal for means. A promise counts as"
+        " met when the value meets it; the interval says how sure that is. A `+` after a commit"
+        " means that files differed from it.\n"
     )
     return "\n".join([head, *map(_entry, records)])
 

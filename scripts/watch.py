@@ -30,8 +30,8 @@ class Args:
         monitor: folder of the monitor; the shipped one when none. Not asked for with ``follow``.
         store: an episode store whose episodes were recorded with their chunks.
         episode: its index there.
-        follow: a log that a running ``MonitorRuntime`` writes (``listen=log_to(path)``); ends with
-            ctrl-C, or after ``quiet`` seconds without news.
+        follow: a log that a running ``MonitorRuntime`` writes (``listen=JsonLines(path).append``);
+            ends with ctrl-C, or after ``quiet`` seconds without news.
         quiet: seconds; 0 waits for ever.
         rerun: also write a recording for the rerun viewer to this file, pictures included where the
             store has them.
