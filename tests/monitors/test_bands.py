@@ -6,7 +6,11 @@ import math
 import numpy as np
 import pytest
 from regrasp.monitors.bands import LEAST, NARROWEST, Shape, calibrate_band, fit_shape
-from regrasp.monitors.conformal import TooFewEpisodesWarning, conformal_rank
+from regrasp.monitors.conformal import (
+    TooFewEpisodesWarning,
+    conformal_rank,
+    conformal_threshold,
+)
 from regrasp.monitors.thresholds import from_json
 
 PERIOD = 8
@@ -84,6 +88,17 @@ def test_too_few_to_promise_never_alarm():
     assert curve.at(0) == curve.at(3) == curve.at(1000) == math.inf  # 3: between two infinities
     again = from_json(json.loads(json.dumps(curve.to_json(), allow_nan=False)))
     assert again.at(3) == math.inf
+
+
+@pytest.mark.parametrize(("centre", "width"), [(0.0, 1.0), (1.5, 0.25), (-3.0, 4.0)])
+def test_a_constant_shape_is_split_conformal(centre, width):
+    scores, steps = skewed(np.random.default_rng(3), 60)
+    shape = Shape(np.array([0, 80]), np.full(2, centre), np.full(2, width))
+    for alpha in (0.05, 0.1, 0.3):
+        curve = calibrate_band(shape, scores, steps, alpha)
+        expected = conformal_threshold(np.array([s.max() for s in scores]), alpha)
+        for step in (0, 17, 80, 400):
+            assert curve.at(step) == pytest.approx(expected, rel=1e-12)
 
 
 def test_errors_say_what_is_wrong():

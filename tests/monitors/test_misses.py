@@ -84,6 +84,18 @@ def test_the_rank_is_what_mapie_certifies():
         assert len(certified) == tolerance_rank(n, beta, delta)
 
 
+def test_the_rank_is_the_largest_whose_beta_tail_is_allowed():
+    """Wilks: the risk just below M_(k) is Beta(k, n + 1 - k); its tail is binomial."""
+    stats = pytest.importorskip("scipy.stats")
+    for n in (10, 45, 100, 500):
+        ranks = np.arange(1, n + 1)
+        for beta in (0.01, 0.1, 0.3):
+            tails = stats.beta.sf(beta, ranks, n + 1 - ranks)
+            np.testing.assert_allclose(tails, stats.binom.cdf(ranks - 1, n, beta), atol=1e-12)
+            for delta in (0.01, 0.1):
+                assert tolerance_rank(n, beta, delta) == (tails <= delta).sum()
+
+
 def test_the_promises_hold():
     """On average exactly k / (n + 1); given the failures, too many in at most delta of draws."""
     rng = np.random.default_rng(0)
