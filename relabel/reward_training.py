@@ -39,7 +39,7 @@ class RewardTraining(Schedule):
         seed: of initialisation, data order and augmentation.
     """
 
-    minutes: float = 60.0
+    minutes: float = 15.0
     clips: int = 16
     targets: int = 8
     ema: float = 0.998
