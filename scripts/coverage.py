@@ -222,9 +222,13 @@ def study(args: Args, console: Console | None = None) -> dict[str, Figure]:
     tail = tail_of(good)
     outside = [cell for cell in good if cell.outside(tail)]
     limit = NormalDist().inv_cdf(1 - tail)
+    stricter = NormalDist().inv_cdf(1 - 0.05 / len(good))
+    worst = max(cell.over(cell.promised) for cell in good)
     return {
         "cells_outside": Figure(len(outside), n=len(good), unit="cells"),
         "limit": Figure(limit, unit="normal sd at the adjusted level"),
+        "limit_above_only": Figure(stricter, unit="normal sd, 5 % over all cells, above alone"),
+        "worst": Figure(worst, n=len(good), unit="binomial sd over the promise, of all cells"),
         **summarise(cells),
         **adapted,
     }

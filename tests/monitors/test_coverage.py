@@ -78,6 +78,9 @@ def test_figures_and_file(tmp_path, monkeypatch, capsys):
     figures = study(args)
     assert figures["cells_outside"].value == 0
     assert figures["adaptive"].value <= 1.0
+    worst = max(figures[name].value for name in CALIBRATIONS if name in figures)
+    assert figures["worst"].value == worst < figures["limit_above_only"].value
+    assert figures["limit_above_only"].value < figures["limit"].value
     assert {f"{name}.rate" for name in CALIBRATIONS | BROKEN} <= set(figures)
     assert study(args) == figures  # the seed says all
     monkeypatch.setattr(coverage, "study", lambda *_: figures)
