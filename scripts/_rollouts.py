@@ -56,8 +56,24 @@ def _act(path: Path | None) -> Any:
     return LeRobotAct.load(path)
 
 
+def _diffusion(path: Path | None) -> Any:
+    import torch
+    from regrasp.policies.lerobot_diffusion import LeRobotDiffusion
+
+    if path is None:
+        raise ValueError(
+            "policy diffusion: none is shipped; give --checkpoint, see regrasp train diffusion"
+        )
+    torch.set_num_threads(1)
+    return LeRobotDiffusion.load(path)
+
+
 #: Policies a run can name; each value loads one, from a checkpoint folder or as shipped (None).
-POLICIES: dict[str, Callable[[Path | None], Any]] = {"small_vla": _small_vla, "act": _act}
+POLICIES: dict[str, Callable[[Path | None], Any]] = {
+    "small_vla": _small_vla,
+    "act": _act,
+    "diffusion": _diffusion,
+}
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "curation train": Command("curation_train", "the policies that curated sets make"),
     "train bc": Command("train_bc", "train the small VLA on stores by behaviour cloning"),
     "train act": Command("train_act", "train LeRobot's ACT on stores, in LeRobot's format"),
+    "train diffusion": Command("train_diffusion", "train LeRobot's Diffusion Policy on stores"),
     "train world-model": Command("train_world_model", "a world model without and with failures"),
     "train diagnose": Command("train_diagnose", "train the diagnosis model on failure stores"),
     "train reward": Command("train_reward", "the frame-level progress model on failure samples"),
