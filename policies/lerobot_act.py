@@ -264,6 +264,8 @@ class LeRobotAct:
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         if config.type != "act":
             raise ValueError(f"{folder}: policy.type is {config.type!r}; this reads 'act'")
-        policy = ACTPolicy.from_pretrained(folder, config=config, local_files_only=True)
+        policy = ACTPolicy.from_pretrained(
+            folder, config=config, local_files_only=True, strict=True
+        )
         before, after = make_pre_post_processors(config, pretrained_path=str(folder))
         return cls(policy, before, after)
