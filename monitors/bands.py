@@ -29,6 +29,8 @@ LEAST = 5
 #: Widths below this share of the typical one are raised to it: a moment at which all episodes of a
 #: small set agree would alarm at the slightest difference.
 NARROWEST = 0.25
+#: Relative error of a band's values: a handful of roundings.
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -109,4 +111,7 @@ def calibrate_band(
         [shape.deviation(score, step) for score, step in zip(scores, steps, strict=True)]
     )
     height = conformal_threshold(deviations, alpha)
-    return Curve(shape.steps, shape.centre + height * shape.width, alpha, len(deviations))
+    # Scores that tie with the k-th deviation must stay silent, however mu + h sigma is rounded.
+    slack = ROUNDING * (np.abs(shape.centre) + np.abs(height) * shape.width)
+    values = shape.centre + height * shape.width + slack
+    return Curve(shape.steps, values, alpha, len(deviations))

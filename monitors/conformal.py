@@ -129,7 +129,13 @@ def _maximum(
         )
     joint = np.max([np.asarray(m) / scales[name] for name, m in maxima.items()], axis=0)
     q = conformal_threshold(joint, alpha)
-    return {name: q * scales[name] for name in maxima}, conformal_rank(len(joint), alpha)
+    # q s is rounded twice and may fall just below the very maxima that were to stay silent; where
+    # episodes tie with them (a score that saturates, a count) all of those would alarm.
+    thresholds = {
+        name: float(np.max(m, initial=q * scales[name], where=np.asarray(m) / scales[name] <= q))
+        for name, m in maxima.items()
+    }
+    return thresholds, conformal_rank(len(joint), alpha)
 
 
 #: How several scores share one alpha; each keeps P(any of them alarms | success) <= alpha.

@@ -41,6 +41,11 @@ def weighted_threshold(
             f"weighted_threshold: maxima {maxima.shape} and weights {weights.shape}; give one "
             "weight an episode"
         )
+    if np.isnan(maxima).any():
+        raise ValueError(
+            f"weighted_threshold: maxima hold {int(np.isnan(maxima).sum())} NaN; give one number "
+            "an episode"
+        )
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weight >= 0):
         raise ValueError("weighted_threshold: weights must be finite and at least 0")
     if not 0.0 < alpha < 1.0:

@@ -43,7 +43,7 @@ class Constant:
     """One number for the whole episode.
 
     Args:
-        value: alarm above this; may be +inf.
+        value: alarm above this; +inf never alarms, -inf (``misses``, ``drift``) always.
         alpha: what it promises, P(any alarm | success); None promises nothing.
         n: calibration episodes behind it.
     """
@@ -52,7 +52,7 @@ class Constant:
 
     def __init__(self, value: float, alpha: float | None = None, n: int = 0) -> None:
         if math.isnan(value):
-            raise ValueError("Constant: value is NaN; it must be a number or +inf")
+            raise ValueError("Constant: value is NaN; it must be a number, +inf or -inf")
         self.value, self.alpha, self.n = float(value), alpha, int(n)
 
     @property
@@ -219,10 +219,12 @@ def say(alpha: float | None, n: int, what: str) -> str:
     return f"{what} alarms with probability at most {alpha:g} ({n} calibration episodes)"
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return float(value) if math.isfinite(value) else None
+def _finite(value: float) -> float | str | None:
+    """JSON has no infinity: null never alarms, "-inf" always does."""
+    if math.isfinite(value):
+        return float(value)
+    return None if value > 0 else "-inf"
 
 
-def _infinite(value: float | None) -> float:
+def _infinite(value: float | str | None) -> float:
     return math.inf if value is None else float(value)

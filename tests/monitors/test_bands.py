@@ -73,8 +73,8 @@ def test_height_is_the_rank_of_the_largest_deviations():
     shape = Shape(np.array([0, 8]), np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     scores = [np.array([1.0, 2.0 + 2.0 * d]) for d in range(19)]  # deviation d, at the second look
     curve = calibrate_band(shape, scores, [np.array([0, 8])] * 19, 0.05)
-    assert (curve.at(0), curve.at(8)) == (1.0 + 18.0, 2.0 + 2.0 * 18.0)
-    assert curve.at(4) == (curve.at(0) + curve.at(8)) / 2
+    assert (curve.at(0), curve.at(8)) == pytest.approx((1.0 + 18.0, 2.0 + 2.0 * 18.0), rel=1e-13)
+    assert curve.at(4) == pytest.approx((curve.at(0) + curve.at(8)) / 2)
     assert curve.at(900) == curve.at(8)
     assert "at most 0.05 (19 calibration" in curve.promise
     assert from_json(json.loads(json.dumps(curve.to_json()))).to_json() == curve.to_json()
@@ -135,3 +135,13 @@ def test_it_alarms_as_often_as_promised_and_flipped_more(trim):
     error = math.sqrt(exact * (1 - exact) / repetitions)
     assert abs(alarms / repetitions - exact) < 4 * error
     assert wrong / repetitions > alpha + 10 * error
+
+
+def test_scores_that_tie_with_the_band_stay_silent():
+    """mu + ((s - mu) / sigma) sigma can lie just below s; a score that saturates would alarm."""
+    rng = np.random.default_rng(6)
+    for _ in range(1000):
+        centre, width, top = rng.uniform(0.1, 1, 2), rng.uniform(0.05, 1, 2), rng.uniform(0.5, 2)
+        shape = Shape(np.array([0, 8]), centre, width)
+        curve = calibrate_band(shape, [np.array([top])] * 39, [np.array([0])] * 39, 0.1)
+        assert top <= curve.at(0) <= top + 1e-13

@@ -115,3 +115,24 @@ def test_false_alarm_band():
         threshold = conformal_threshold(rng.normal(0, 1, 50), 0.1)
         inside += wide_low <= (rng.normal(0, 1, 100) > threshold).mean() <= wide_high
     assert inside >= 930
+
+
+def test_scores_that_tie_with_the_threshold_stay_silent():
+    """(m / scale) * scale can lie just below m; every episode that ties would then alarm."""
+    for scale in (1.9, 3.3, 3.7, 49.0, *np.random.default_rng(4).uniform(0.1, 50, 500)):
+        for m in (1.0, 7.0, 0.9):
+            ties = {"a": np.full(39, m), "b": np.zeros(39)}
+            found = calibrate(ties, 0.1, combine="max", scales={"a": scale, "b": 1.0})
+            assert m <= found.thresholds["a"] <= m * (1 + 1e-15)
+
+
+def test_a_count_keeps_the_promise_of_the_or():
+    """A score of four values: at scale 3.3 a product rounded down alarmed in a quarter of them."""
+    rng, n, alpha, repetitions, alarms = np.random.default_rng(5), 39, 0.1, 1500, 0
+    for _ in range(repetitions):
+        a, b = 7.0 * rng.integers(1, 5, n + 1), rng.normal(0, 0.01, n + 1)
+        found = calibrate(
+            {"a": a[:n], "b": b[:n]}, alpha, combine="max", scales={"a": 3.3, "b": 1.0}
+        )
+        alarms += a[n] > found.thresholds["a"] or b[n] > found.thresholds["b"]
+    assert alarms / repetitions <= alpha + 4 * math.sqrt(alpha * (1 - alpha) / repetitions)

@@ -31,6 +31,8 @@ def test_the_new_episodes_share_lies_at_infinity():
     assert weighted_threshold(maxima, np.zeros(3), 0.0, 0.5) == math.inf
     with pytest.raises(ValueError, match="one weight an episode"):
         weighted_threshold(maxima, weights[:2], 1.0, 0.5)
+    with pytest.raises(ValueError, match="1 NaN"):
+        weighted_threshold(np.array([1.0, np.nan, 2.0]), weights, 1.0, 0.5)
     with pytest.raises(ValueError, match="at least 0"):
         weighted_threshold(maxima, -weights, 1.0, 0.5)
     with pytest.raises(ValueError, match=r"alpha is 1\.0"):

@@ -13,6 +13,7 @@ THRESHOLDS = {
     "constant": Constant(1.5, 0.1, 30),
     "constant that never alarms": Constant(math.inf, 0.1, 3),
     "constant without a promise": Constant(-2.0),
+    "constant that always alarms": Constant(-math.inf),
     "curve": CURVE,
     "curve that never alarms": NEVER,
     "curve that begins late": Curve([0, 8, 16], [math.inf, 1.0, math.inf]),
