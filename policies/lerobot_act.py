@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from regrasp.episodes.types import LIBERO_ACTION, LIBERO_STATE, Observation, PolicyOutput
-from regrasp.policies.protocol import PolicySpec
+from regrasp.policies.protocol import PolicySpec, stack_pictures, stack_states
 from regrasp.policies.text import TEXT_DIM, embed_instruction
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
@@ -197,30 +197,10 @@ class LeRobotAct:
     def _batch(self, observations: Sequence[Observation]) -> dict[str, Tensor]:
         """Check the observations against the specification and stack them."""
         batch = {}
-        for camera, (height, width) in self.spec.cameras.items():
-            frames = []
-            for observation in observations:
-                image = observation.images.get(camera)
-                if image is None:
-                    raise ValueError(
-                        f"observation.images: no camera {camera!r}; it has "
-                        f"{sorted(observation.images)}, the policy needs {list(self.spec.cameras)}"
-                    )
-                if image.shape != (height, width, 3) or image.dtype != np.uint8:
-                    raise ValueError(
-                        f"observation.images[{camera!r}]: {image.dtype} {image.shape}; "
-                        f"must be uint8 ({height}, {width}, 3)"
-                    )
-                frames.append(image)
-            stacked = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float() / 255.0
-            batch[PICTURE.format(camera)] = stacked
-        state = np.stack([np.asarray(o.state, np.float32) for o in observations])
-        if state.shape[1:] != (len(self.spec.state),) or not np.isfinite(state).all():
-            raise ValueError(
-                f"observation.state: shape {state.shape[1:]}; must be ({len(self.spec.state)},) "
-                "and finite"
-            )
-        batch[STATE] = torch.from_numpy(state)
+        for camera in self.spec.cameras:
+            pictures = torch.from_numpy(stack_pictures(self.spec, observations, camera))
+            batch[PICTURE.format(camera)] = pictures.permute(0, 3, 1, 2).float() / 255.0
+        batch[STATE] = torch.from_numpy(stack_states(self.spec, observations))
         batch[LANGUAGE] = torch.from_numpy(language([o.instruction for o in observations]))
         return batch
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from regrasp.episodes.types import (
     LIBERO_ACTION,
@@ -21,7 +20,7 @@ from regrasp.episodes.types import (
     PolicyOutput,
     StateLayout,
 )
-from regrasp.policies.protocol import PolicySpec
+from regrasp.policies.protocol import PolicySpec, stack_pictures, stack_states
 from regrasp.policies.text import embed_batch
 from regrasp.policies.trunk import prepare_image
 from regrasp.policies.vla import VLA, Inputs, VLAConfig
@@ -134,29 +133,11 @@ class SmallVLA:
 
     def _inputs(self, observations: Sequence[Observation]) -> Inputs:
         """Check the observations against the specification and stack them."""
-        images = []
-        for camera, (height, width) in self.spec.cameras.items():
-            stack = []
-            for observation in observations:
-                image = observation.images.get(camera)
-                if image is None:
-                    raise ValueError(
-                        f"observation.images: no camera {camera!r}; it has "
-                        f"{sorted(observation.images)}, the policy needs {list(self.spec.cameras)}"
-                    )
-                if image.shape != (height, width, 3) or image.dtype != np.uint8:
-                    raise ValueError(
-                        f"observation.images[{camera!r}]: {image.dtype} {image.shape}; "
-                        f"must be uint8 ({height}, {width}, 3)"
-                    )
-                stack.append(image)
-            images.append(prepare_image(torch.from_numpy(np.stack(stack))))
-        state = np.stack([np.asarray(o.state, np.float32) for o in observations])
-        if state.shape[1:] != (len(self.spec.state),) or not np.isfinite(state).all():
-            raise ValueError(
-                f"observation.state: shape {state.shape[1:]}; must be ({len(self.spec.state)},) "
-                "and finite"
-            )
+        images = [
+            prepare_image(torch.from_numpy(stack_pictures(self.spec, observations, camera)))
+            for camera in self.spec.cameras
+        ]
+        state = stack_states(self.spec, observations)
         text = embed_batch([o.instruction for o in observations])
         return Inputs(
             tuple(images),
